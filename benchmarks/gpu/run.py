@@ -103,6 +103,8 @@ PARTS: dict[str, Part] = {
     "trainer": Part(f"{HERE}.training:measure_trainer", 180, is_check=False),
     "host": Part(f"{HERE}.training:measure_host", 180, most={"gpu_host_difference": 0.01}),
     "nccl": Part(f"{HERE}.training:measure_one_rank", 60, most={"gpu_one_rank_difference": 0.01}),
+    "resume": Part(f"{HERE}.training:measure_resume", 60, most={"gpu_resume_difference": 0.01}),
+    "sites": Part(f"{HERE}.training:measure_sites", 90, most={"gpu_sites_difference": 0}),
     "doctor": Part(f"{HERE}.network:measure_doctor", 120, most={"gpu_doctor_failed": 0}),
     "network": Part(f"{HERE}.network:measure_network", 180, most={"gpu_network_rejected": 0}),
 }

@@ -8,12 +8,19 @@
 * nccl, `gpu_one_rank_difference`: difference between the weights after a step of a team of one rank
   (sharded, over NCCL; over gloo on a CPU) and after the same step without a team, over the change
   that the step makes; both are norms over all weights.
+* resume, `gpu_resume_difference`: the same of a step after a state was saved and read, and after it
+  was restored from the host's memory, against the step that follows without a break.
+* sites, `gpu_sites_difference`: largest difference between the weights of two sites after two
+  steps together.
 """
 
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -23,17 +30,25 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig
 
 from muster.lifecycle import free_port
-from muster.protocol.ids import Step
+from muster.protocol.encoding import keccak
+from muster.protocol.ids import PolicyVersion, RunId, Step
+from muster.protocol.recipe import Recipe
 from muster.trainer.learn.learner import Learner
 from muster.trainer.learn.parallel import Team
 from muster.trainer.learn.plan import Choices, Planner
 from muster.trainer.learn.recompute import Recompute
-from muster.trainer.publish.policies import MappedWeights
+from muster.trainer.publish.policies import MappedWeights, PolicyShelf
+from muster.trainer.recover.checkpoint import Checkpoints, Identity, TrainerState
+from muster.trainer.sites.meeting import Meeting, MeetingPlace
+from muster.trainer.sites.site_learner import OuterStep, SiteLearner
+from muster.trainer.stream.reader import Cursor
 
 ROW = 16_384
 """Tokens of the longest row."""
 MEET_S = 60.0
 """Seconds that ranks wait for each other."""
+OWNER = Identity(RunId(1), keccak(b"recipe"), 1)
+"""Whose checkpoints these are."""
 
 
 def measure_trainer(setup: Setup) -> Figures:
@@ -117,10 +132,7 @@ def _learner(setup: Setup, made: Any, **options: Any) -> Learner:
 def measure_one_rank(setup: Setup) -> Figures:
     """Take the same step with a team of one rank and without one."""
     setting = Setting("small", (32,) * 4, 2, stale=False)
-    made, small = recipe(setting), Setup(setup.device, True, setup.models / "tiny")
-    made = made.model_copy(
-        update={"training": made.training.model_copy(update={"learning_rate": 1e-3})}
-    )
+    made, small = _quick(recipe(setting)), Setup(setup.device, True, setup.models / "tiny")
     alone = _learner(small, made, micro_batch_tokens=256)
     before = _weights(alone)
     own = alone.step(Step(1), rollouts(setting))
@@ -140,6 +152,72 @@ def measure_one_rank(setup: Setup) -> Figures:
         "losses": [own.loss, figures.loss],
         "norms": [own.grad_norm, figures.grad_norm],
     }
+
+
+def measure_resume(setup: Setup) -> Figures:
+    """Take a step, and then the next one: at once, from a checkpoint, from the host's memory."""
+    setting = Setting("small", (32,) * 4, 2, stale=False)
+    made, small = _quick(recipe(setting)), Setup(setup.device, True, setup.models / "tiny")
+    through, saved, held = (_learner(small, made, micro_batch_tokens=256) for _ in range(3))
+    through.step(Step(1), rollouts(setting))
+    with TemporaryDirectory() as folder:
+        checkpoints = Checkpoints(Path(folder), OWNER)
+        checkpoints.save(TrainerState(PolicyVersion(1), Cursor(), 0, 0), through.state()).result()
+        newest = checkpoints.newest()
+        assert newest is not None  # it was written
+        saved.restore(checkpoints.read(newest.folder, saved))
+        checkpoints.close()
+    held.restore({name: value.cpu() for name, value in through.state().items()})
+    before = _weights(through)
+    for learner in (through, saved, held):
+        learner.step(Step(2), rollouts(setting))
+    after = _weights(through)
+    apart = [_apart(_weights(each), after) / _apart(after, before) for each in (saved, held)]
+    return {"gpu_resume_difference": max(apart)}, {"saved": apart[0], "held": apart[1]}
+
+
+def measure_sites(setup: Setup) -> Figures:
+    """Take two steps at two sites."""
+    setting = Setting("small", (32,) * 4, 2, stale=False)
+    made, small = _quick(recipe(setting)), Setup(setup.device, True, setup.models / "tiny")
+    small.model("q06")
+    port, training = free_port(), made.training
+
+    def site(number: int) -> dict[str, torch.Tensor]:
+        place = MeetingPlace(number, "127.0.0.1", port, alive_s=5.0, wait_s=MEET_S)
+        with (
+            TemporaryDirectory() as folder,
+            closing(Meeting(place, expected=2, secret=bytes(32))) as meeting,
+            closing(Checkpoints(Path(folder), OWNER)) as checkpoints,
+        ):
+            learner = SiteLearner(
+                _learner(small, made, micro_batch_tokens=256),
+                meeting,
+                OuterStep(training.outer_learning_rate, training.outer_momentum),
+                checkpoints,
+                PolicyShelf(Path(folder) / "policies"),
+                max_async_level=training.max_async_level,
+            )
+            if number:
+                learner.join()
+            for step in (Step(1), Step(2)):
+                learner.step(step, rollouts(setting))
+            return {name: value.cpu() for name, value in learner.weights().items()}
+
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(site, range(2), timeout=MEET_S)
+    apart = max(float((one[name] - other[name]).abs().max()) for name in one)
+    base = MappedWeights(sorted(small.model("q06").glob("*.safetensors")))
+    moved = max(float((one[name] - base[name].float()).abs().max()) for name in one)
+    if not moved:
+        raise RuntimeError("no weight moved")
+    return {"gpu_sites_difference": apart}, {"largest_movement": moved}
+
+
+def _quick(made: Recipe) -> Recipe:
+    """Return a recipe with a rate at which one step moves weights."""
+    training = made.training.model_copy(update={"learning_rate": 1e-3})
+    return made.model_copy(update={"training": training})
 
 
 def _apart(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:

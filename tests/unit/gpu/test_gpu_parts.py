@@ -30,7 +30,7 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
 
 IN_PROCESS = (
     *("noise", "toploc", "replay", "margins", "generation", "examination"),
-    *("trainer", "host", "nccl"),
+    *("trainer", "host", "nccl", "resume", "sites"),
 )
 
 

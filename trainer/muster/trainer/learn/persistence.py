@@ -168,7 +168,11 @@ def kept_state(
     """Return a parameter's saved state in the optimiser's format and place (memory or file)."""
     if isinstance(optimizer, SmallAdamW):
         return {key: optimizer.keep(parameter, key, value) for key, value in values.items()}
-    return {key: value.detach().clone() for key, value in values.items()}
+    # Only the fused step counts on the device; the others refuse a count that is there.
+    places = {key: parameter.device for key in values}
+    if not optimizer.defaults["fused"]:
+        places["step"] = torch.device("cpu")
+    return {key: value.detach().to(places[key], copy=True) for key, value in values.items()}
 
 
 def _check_names(own: Weights, given: Weights) -> None:

@@ -110,7 +110,7 @@ class SiteLearner:
 
     def step(self, step: Step, groups: Sequence[Sequence[Rollout]]) -> StepFigures:
         """Take a training step together with all sites that are present."""
-        before = {name: value.clone() for name, value in self._inner.state().items()}
+        before = _on_host(self._inner.state())
         weights = below(before, "model.")
         while True:
             round_ = self._begin()
@@ -256,8 +256,7 @@ class SiteLearner:
         """Take the missed outer steps, and write their policies."""
         needed = self._needed(PolicyVersion(own + len(means)))
         for version, mean in enumerate(means, start=own + 1):
-            weights = {name: value.clone() for name, value in self._inner.weights().items()}
-            self._advance(PolicyVersion(version), weights, mean)
+            self._advance(PolicyVersion(version), _on_host(self._inner.weights()), mean)
             if version in needed:
                 self._shelf.write(PolicyVersion(version), self._inner.weights())
 
@@ -284,9 +283,9 @@ class SiteLearner:
     # 3. exchange
 
     def _movement(self, weights: Mapping[str, Tensor], *, parts: int) -> Tensor:
-        """Return the movement since `weights`, old minus new, as one vector."""
+        """Return the movement since `weights`, old minus new, as one vector on the host."""
         after = self._inner.weights()
-        return joined({name: value - after[name] for name, value in weights.items()}, parts)
+        return joined({name: old - after[name].cpu() for name, old in weights.items()}, parts)
 
     def _exchange(self, round_: Round, own_P: Tensor) -> Mean | None:
         """Return the mean over sites; None when a site was lost during the exchange."""
@@ -344,9 +343,14 @@ def _means(sizes: Sequence[Sequence[int]], data: bytes) -> list[Mean]:
     return [Mean([next(parts) for _ in mean]) for mean in sizes]
 
 
+def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies in the host's memory, where sites exchange and take outer steps."""
+    return {name: t.detach().to("cpu", copy=True) for name, t in tensors.items()}
+
+
 def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return copies that share no memory; the file format refuses tensors that do."""
-    return {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
+    return {name: t.contiguous() for name, t in _on_host(tensors).items()}
 
 
 def _plain(state: TrainerState) -> dict[str, Any]:
