@@ -18,6 +18,8 @@ from hypothesis import HealthCheck, settings
 from secret_scan import SecretScan
 from skips import SkipList
 
+from muster.telemetry import KeyValueFormatter
+
 # Use neither the user's networks nor a devnet of this machine.
 os.environ["XDG_CONFIG_HOME"] = mkdtemp(prefix="muster-tests-")
 atexit.register(rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
@@ -57,6 +59,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(SkipList(), "skip-list")
     scan = SecretScan()
     config.pluginmanager.register(scan, "secret-scan")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Show the fields of log lines too when a test fails, such as why a step was refused."""
+    plugin = session.config.pluginmanager.get_plugin("logging-plugin")
+    plugin.report_handler.setFormatter(KeyValueFormatter("test"))
 
 
 def pytest_collection_finish() -> None:

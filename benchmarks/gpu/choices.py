@@ -113,6 +113,7 @@ def measure_replay(setup: Setup) -> Figures:
         choices = Choices(claimed.astype(np.int64), seeds, positions)
         own = HostBlock(logits.numpy()).replay(choices, TEMPERATURE)
         other = DeviceBlock(logits.to(setup.device)).replay(choices, TEMPERATURE)
+        device_proofs.arrive(torch.device(setup.device))
         wrong += int((own.expected_T != other.expected_T).sum())
         likelier += int((own.is_likelier_T != other.is_likelier_T).sum())
         errors.append(float(np.abs(own.margins_T - other.margins_T).max()))
@@ -131,10 +132,10 @@ def measure_toploc(setup: Setup) -> Figures:
     built = device_proofs._built(there, PROOF)
     same = [
         built == proofs,
-        device_proofs.verify_proofs(near.to(setup.device), proofs, PROOF)
+        device_proofs.start_verifying(near.to(setup.device), proofs, PROOF)()
         == toploc.verify_proofs(near, proofs, **how),
         np.allclose(
-            device_proofs.project(there, [share])[0],
+            device_proofs.project(there, [share])[0].cpu(),
             project_rows(to_patterns(rows), share.seed, 0, tokens),
         ),
         _grown(there) == proofs,

@@ -75,7 +75,7 @@ PARTS: dict[str, Part] = {
         most={"gpu_replay_wrong_ids": 0, "gpu_replay_margin_error": 1e-4},
     ),
     "conformance": Part(
-        f"{HERE}.engines:measure_conformance", 300, most={"gpu_conformance_failed": 0}
+        f"{HERE}.engines:measure_conformance", 240, most={"gpu_conformance_failed": 0}
     ),
     "vllm": Part(f"{HERE}.engines:measure_vllm", 420, most={"gpu_vllm_failed": 0}),
     "margins": Part(
@@ -101,10 +101,10 @@ PARTS: dict[str, Part] = {
         most_on_gpu={"gpu_examine_over_generate": 1 / 50},
     ),
     "trainer": Part(f"{HERE}.training:measure_trainer", 180, is_check=False),
-    "host": Part(f"{HERE}.training:measure_host", 180, most={"gpu_host_difference": 0.01}),
+    "host": Part(f"{HERE}.training:measure_host", 120, most={"gpu_host_difference": 0.01}),
     "nccl": Part(f"{HERE}.training:measure_one_rank", 60, most={"gpu_one_rank_difference": 0.01}),
     "resume": Part(f"{HERE}.training:measure_resume", 60, most={"gpu_resume_difference": 0.01}),
-    "sites": Part(f"{HERE}.training:measure_sites", 90, most={"gpu_sites_difference": 0}),
+    "sites": Part(f"{HERE}.training:measure_sites", 60, most={"gpu_sites_difference": 0}),
     "doctor": Part(f"{HERE}.network:measure_doctor", 120, most={"gpu_doctor_failed": 0}),
     "network": Part(f"{HERE}.network:measure_network", 180, most={"gpu_network_rejected": 0}),
 }

@@ -16,6 +16,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -99,6 +100,7 @@ def measure_host(setup: Setup) -> Figures:
 def _long_step(setup: Setup, kind: Recompute) -> tuple[float, float, torch.Tensor]:
     """Return seconds and GB of a model's second step, and Adam's first moments of its first."""
     setting = Setting("q06", (setup.pick(96, ROW), 8), 2, stale=False)
+    gc.collect()  # of the learner before
     learner = _learner(setup, recipe(setting), micro_batch_tokens=ROW, recomputed=kind)
     learner.step(Step(1), rollouts(setting))
     state = learner.optimizer.state
@@ -180,8 +182,9 @@ def measure_sites(setup: Setup) -> Figures:
     """Take two steps at two sites."""
     setting = Setting("small", (32,) * 4, 2, stale=False)
     made, small = _quick(recipe(setting)), Setup(setup.device, True, setup.models / "tiny")
-    small.model("q06")
     port, training = free_port(), made.training
+    # Not in the threads: transformers loads one model at a time.
+    learners = [_learner(small, made, micro_batch_tokens=256) for _ in range(2)]
 
     def site(number: int) -> dict[str, torch.Tensor]:
         place = MeetingPlace(number, "127.0.0.1", port, alive_s=5.0, wait_s=MEET_S)
@@ -191,7 +194,7 @@ def measure_sites(setup: Setup) -> Figures:
             closing(Checkpoints(Path(folder), OWNER)) as checkpoints,
         ):
             learner = SiteLearner(
-                _learner(small, made, micro_batch_tokens=256),
+                learners[number],
                 meeting,
                 OuterStep(training.outer_learning_rate, training.outer_momentum),
                 checkpoints,

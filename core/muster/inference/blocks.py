@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from muster.inference.device_proofs import project, verify_proofs
+from muster.inference.device_proofs import arrive, leaving, project, sent, start_verifying
 from muster.inference.engine import Examined, Replayed, Sample
 from muster.inference.examining import (
     Block,
@@ -27,43 +27,43 @@ from muster.inference.sampler import device_token_noise, device_winners
 from muster.protocol.recipe import ProofRecipe
 from muster.toploc.chunks import to_patterns
 
-DEVICE_BLOCK_BYTES = 256 << 20
-"""Bytes of float32 logits of one block on an accelerator, where small blocks need more launches."""
+DEVICE_BLOCK_BYTES = 512 << 20
+"""Bytes of float32 logits of one block on an accelerator, where small blocks need more launches;
+half of that in a format of 16 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceBlock:
-    """A Block on a device; the noise is computed there, some rows at a time."""
+    """A Block on a device, of any format; the noise is computed there, some rows at a time."""
 
     logits_BV: torch.Tensor
 
     def replay(self, choices: Choices, temperature: float) -> Replayed:
         """Return the rows' choices compared with those that the noise yields."""
-        logits_BV, device = self.logits_BV, self.logits_BV.device
-        tokens_B = torch.from_numpy(choices.tokens_B).to(device)
+        logits_BV = self.logits_BV
+        tokens_B = sent(choices.tokens_B, logits_BV.device)
         temperature_B = np.full(len(logits_BV), temperature, np.float32)
         seeds, positions = choices.seeds_B, choices.positions_B
         expected_B, best_B = device_winners(logits_BV, seeds, positions, temperature_B)
-        chosen_B = logits_BV.gather(1, tokens_B[:, None])[:, 0]
-        scale = torch.tensor(np.float32(temperature), device=device)
-        claimed_B = chosen_B / scale + device_token_noise(seeds, positions, tokens_B)
-        margins_B = best_B - claimed_B
+        chosen_B, likely_B = (
+            logits_BV.gather(1, ids_B[:, None])[:, 0].float() for ids_B in (tokens_B, expected_B)
+        )
+        scaled_B = chosen_B / torch.full_like(chosen_B, temperature)
+        margins_B = best_B - (scaled_B + device_token_noise(seeds, positions, tokens_B))
         margins_B = torch.where(margins_B.isfinite(), margins_B, torch.inf)
-        likelier_B = chosen_B > logits_BV.gather(1, expected_B[:, None])[:, 0]
-        found = (margins_B, expected_B, likelier_B)
-        return Replayed(*(column.cpu().numpy() for column in found))
+        return Replayed(leaving(margins_B), leaving(expected_B), leaving(chosen_B > likely_B))
 
     def ends(self, eos: Sequence[int], temperature: float) -> Odds:
         """Return the probability [B] of an EOS."""
         odds_BV = (self.logits_BV.double() / temperature).softmax(dim=1)
-        odds: Odds = odds_BV[:, list(eos)].sum(dim=1).cpu().numpy()
-        return odds
+        return leaving(odds_BV[:, list(eos)].sum(dim=1))
 
 
 def block_of(logits_BV: torch.Tensor) -> Block:
     """Return a Block of logits [B, V] of any format that replays them on their device."""
-    exact = logits_BV.float()
-    return HostBlock(exact.numpy()) if exact.device.type == "cpu" else DeviceBlock(exact)
+    if logits_BV.device.type == "cpu":
+        return HostBlock(logits_BV.float().numpy())
+    return DeviceBlock(logits_BV)
 
 
 def examine_rows(
@@ -83,9 +83,10 @@ def examine_rows(
         return []
     hidden_NH = hidden[0] if len(hidden) == 1 else torch.cat(list(hidden))
     is_cpu = hidden_NH.device.type == "cpu"
+    prove = _prove_at_once if is_cpu else prove_device
     return examine(
         samples,
-        _prove(samples, hidden, proof),
+        prove(samples, hidden, proof),
         lambda rows: block_of(logits_of(hidden_NH[rows])),
         vocab_size=vocab_size,
         eos=eos,
@@ -94,18 +95,25 @@ def examine_rows(
     )
 
 
-def _prove(samples: Sequence[Sample], hidden: Sequence[torch.Tensor], proof: ProofRecipe) -> Proven:
-    if hidden[0].device.type == "cpu":
-        return prove_host(samples, [to_patterns(hidden_TH) for hidden_TH in hidden], proof)
-    return prove_device(samples, hidden, proof)
+def _prove_at_once(
+    samples: Sequence[Sample], hidden: Sequence[torch.Tensor], proof: ProofRecipe
+) -> Callable[[], Proven]:
+    proven = prove_host(samples, [to_patterns(hidden_TH) for hidden_TH in hidden], proof)
+    return lambda: proven
 
 
 def prove_device(
     samples: Sequence[Sample], hidden: Sequence[torch.Tensor], proof: ProofRecipe
-) -> Proven:
-    """Return what `prove_host` does for hidden states on a device, computed there."""
+) -> Callable[[], Proven]:
+    """Return a function that returns what `prove_host` does for hidden states on a device, computed
+    there, once the device has done all it was told.
+    """
     pairs = list(zip(samples, hidden, strict=True))
-    return Proven(
-        [verify_proofs(hidden_TH, sample.proofs, proof) for sample, hidden_TH in pairs],
-        [project(hidden_TH, sample.shares) for sample, hidden_TH in pairs],
-    )
+    verifying = [start_verifying(hidden_TH, each.proofs, proof) for each, hidden_TH in pairs]
+
+    def proven() -> Proven:
+        projected = [leaving(project(hidden_TH, each.shares)) for each, hidden_TH in pairs]
+        arrive(hidden[0].device)
+        return Proven([results() for results in verifying], projected)
+
+    return proven

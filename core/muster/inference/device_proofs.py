@@ -10,7 +10,7 @@ shares, T rows of a sample, H hidden units.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,19 +98,25 @@ def _built(rows_TH: torch.Tensor, proof: ProofRecipe) -> list[bytes]:
     return [each for part in leaving for each in prove_chosen(part.arrived())]
 
 
-def verify_proofs(
+def start_verifying(
     rows_TH: torch.Tensor, proofs: Sequence[bytes], proof: ProofRecipe
-) -> list[ChunkResult]:
-    """Return the results of `muster.toploc.verify_proofs` for hidden states on a device."""
+) -> Callable[[], list[ChunkResult]]:
+    """Choose on the device what proofs are compared with; return a function that waits for it and
+    returns the results of `muster.toploc.verify_proofs`.
+    """
     leaving = [(select(chunks, shape.compared), shape) for chunks, shape in _chunks(rows_TH, proof)]
     expected = sum(len(part.packed_BN) for part, _ in leaving)
     if len(proofs) != expected:
         raise ProofError(f"{len(proofs)} proofs for {expected} chunks", reason="count")
-    found: list[ChunkResult] = []
-    for part, shape in leaving:
-        given = proofs[len(found) : len(found) + len(part.packed_BN)]
-        found += verify_chosen(part.arrived(), given, shape)
-    return found
+
+    def results() -> list[ChunkResult]:
+        found: list[ChunkResult] = []
+        for part, shape in leaving:
+            given = proofs[len(found) : len(found) + len(part.packed_BN)]
+            found += verify_chosen(part.arrived(), given, shape)
+        return found
+
+    return results
 
 
 def _chunks(
@@ -129,22 +135,49 @@ def _chunks(
     return parts
 
 
-def project(rows_TH: torch.Tensor, shares: Sequence[Share]) -> npt.NDArray[np.float64]:
+def project(rows_TH: torch.Tensor, shares: Sequence[Share]) -> torch.Tensor:
     """Return the contributions [S, VALUES] of a sample's rows to each share's projections, computed
-    on the rows' device: only eight numbers per share leave it.
+    on the rows' device, where they are left.
     """
-    narrow_TH = rows_TH.to(torch.bfloat16).double()
-    sums = []
-    for share in shares:
-        signs = projections.balanced_signs(share.seed, share.tokens)
-        signs_VT = signs[:, share.first : share.first + len(rows_TH)]
-        channels_VH = projections.channel_signs(share.seed, rows_TH.shape[1])
-        sums_VH = torch.from_numpy(signs_VT.astype(np.float64)).to(rows_TH.device) @ narrow_TH
-        sums.append((sums_VH * torch.from_numpy(channels_VH).to(rows_TH.device)).sum(dim=1))
-    if not sums:
-        return np.zeros((0, projections.VALUES))
-    found: npt.NDArray[np.float64] = torch.stack(sums).cpu().numpy()
+    tokens, width = rows_TH.shape
+    if not shares:
+        return rows_TH.new_empty(0, projections.VALUES, dtype=torch.float64)
+    signs = [
+        projections.balanced_signs(share.seed, share.tokens)[:, share.first : share.first + tokens]
+        for share in shares
+    ]
+    channels = [projections.channel_signs(share.seed, width) for share in shares]
+    signs_VT = sent(np.concatenate(signs), rows_TH.device).double()
+    channels_VH = sent(np.concatenate(channels), rows_TH.device)
+    sums_VH = signs_VT @ rows_TH.to(torch.bfloat16).double()
+    return (sums_VH * channels_VH).sum(dim=1).view(len(shares), projections.VALUES)
+
+
+# ---------------------------------------------------------------- to a device and from it
+
+
+def sent(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """Return values on a device; the host does not wait until they are there."""
+    held = torch.from_numpy(values)
+    if device.type != "cuda":
+        return held.to(device)
+    return held.pin_memory().to(device, non_blocking=True)
+
+
+def leaving(values: torch.Tensor) -> npt.NDArray[Any]:
+    """Return values as they will be on the host once `arrive` has been called."""
+    if values.device.type != "cuda":
+        found: npt.NDArray[Any] = values.numpy()
+        return found
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    found = host.copy_(values, non_blocking=True).numpy()
     return found
+
+
+def arrive(device: torch.device) -> None:
+    """Wait for everything that is leaving a device."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
 
 
 # ------------------------------------------------------------------------- while tokens come

@@ -55,7 +55,7 @@ class Choices(NamedTuple):
 
 
 class Block(Protocol):
-    """The logits of some rows, on any device."""
+    """The logits of some rows, on any device. Results of a device may still be on their way."""
 
     def replay(self, choices: Choices, temperature: float) -> Replayed:
         """Return the rows' choices compared with those that the noise yields."""
@@ -97,7 +97,7 @@ class Proven(NamedTuple):
 
 def examine(
     samples: Sequence[Sample],
-    proven: Proven,
+    prove: Callable[[], Proven],
     block_of: Callable[[slice], Block],
     *,
     vocab_size: int,
@@ -107,11 +107,17 @@ def examine(
 ) -> list[Examined]:
     """Return the findings about samples, which all have the same number of redraws.
 
-    `block_of` computes the logits of some of the N rows, which are those of all samples in order;
-    `block_bytes` bounds their size, by default to what suits a CPU.
+    `block_of` computes the logits of some of the N rows, which are those of all samples in order,
+    with at most `block_bytes` of float32, by default what suits a CPU. `prove` is called once a
+    device has been told to replay all blocks, and returns when the device has done so: its work on
+    the host takes place meanwhile.
     """
     rows = max(1, (block_bytes or BLOCK_BYTES) // (4 * vocab_size))
-    replays, ends = _replayed(samples, block_of, rows, sorted(eos), temperature)
+    made, odds = _replayed(_claimed(samples), block_of, rows, sorted(eos), temperature)
+    proven = prove()
+    cuts = np.cumsum([len(sample.completion_tokens) for sample in samples])[:-1]
+    ends = np.split(np.concatenate(odds), cuts)
+    replays = [_by_sample(found, cuts) for found in made]
     return [
         Examined(
             replayed=own,
@@ -141,16 +147,15 @@ def prove_host(samples: Sequence[Sample], hidden: Sequence[Patterns], proof: Pro
 
 
 def _replayed(
-    samples: Sequence[Sample],
+    claimed: Sequence[Choices],
     block_of: Callable[[slice], Block],
     size: int,
     eos: Sequence[int],
     temperature: float,
 ) -> tuple[list[list[Replayed]], list[Odds]]:
-    """Return the replays of all samples, for their own choices and each redraw; and the odds of
-    EOS.
+    """Return the replays of all blocks, for the rows' own choices and each redraw; and the odds of
+    EOS, if there are redraws.
     """
-    claimed = _claimed(samples)
     made: list[list[Replayed]] = [[] for _ in claimed]
     odds = [np.empty(0)]
     total = len(claimed[0].tokens_B)
@@ -161,9 +166,7 @@ def _replayed(
             found.append(block.replay(choices.at(rows), temperature))
         if len(claimed) > 1:
             odds.append(block.ends(eos, temperature))
-    cuts = np.cumsum([len(sample.completion_tokens) for sample in samples])[:-1]
-    ends = np.split(np.concatenate(odds), cuts)
-    return [_by_sample(found, cuts) for found in made], ends
+    return made, odds
 
 
 def _claimed(samples: Sequence[Sample]) -> list[Choices]:
@@ -208,7 +211,7 @@ def examine_whole(
     logits_NV = np.concatenate([each.logits_TV for each in computed])
     return examine(
         samples,
-        prove_host(samples, [each.hidden_TH for each in computed], proof),
+        lambda: prove_host(samples, [each.hidden_TH for each in computed], proof),
         lambda rows: HostBlock(logits_NV[rows]),
         vocab_size=logits_NV.shape[1],
         eos=eos,

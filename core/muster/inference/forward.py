@@ -23,7 +23,8 @@ from muster.protocol.errors import EngineError
 
 Tokens = Sequence[int]
 Predicted: TypeAlias = tuple[torch.Tensor, torch.Tensor]
-"""Hidden states [R, H] in the model's format and float32 logits [R, V], one row per sample."""
+"""Hidden states [R, H] in the model's format and logits [R, V], float32 or in that format too, one
+row per sample."""
 
 ROOM = 64
 """Spare positions of a new buffer; after so many tokens it is copied into a longer one."""

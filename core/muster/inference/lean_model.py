@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from muster.inference.layer_math import Norm, math_on
 from muster.inference.products import linear
 
 FAMILIES = frozenset(
@@ -78,34 +79,12 @@ class _Linear:
 
 
 @dataclass(frozen=True, slots=True)
-class _Norm:
-    """Root-mean-square norm with transformers' order of roundings."""
-
-    weight: torch.Tensor
-    eps: float
-    is_offset: bool
-    """Whether 1 is added to the weights, as in Gemma, whose norm rounds at the end."""
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if x.dtype == torch.float32 and not self.is_offset:
-            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-        return self.with_weight(x, self.weight)
-
-    def with_weight(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Return the norm of the last axis, with other weights."""
-        normal = F.rms_norm(x.float(), x.shape[-1:], None, self.eps)
-        if self.is_offset:
-            return (normal * (1.0 + weight.float())).to(x.dtype)
-        return weight * normal.to(x.dtype)
-
-
-@dataclass(frozen=True, slots=True)
 class _HeadNorms:
     """The norms of queries and of keys as one norm, whose weight has one row per head."""
 
-    queries: _Norm
-    keys: _Norm
-    weight_AE: torch.Tensor
+    queries: Norm
+    keys: Norm
+    joined: Norm
     query_heads: int
 
     @classmethod
@@ -114,31 +93,28 @@ class _HeadNorms:
         config, size = attention.config, attention.head_dim
         heads = config.num_attention_heads + config.num_key_value_heads
         queries, keys = _norm_of(attention.q_norm), _norm_of(attention.k_norm)
-        weight_AE = queries.weight.new_empty(heads, size)
-        return cls(queries, keys, weight_AE, config.num_attention_heads)
+        joined = queries._replace(weight=queries.weight.new_empty(heads, size))
+        return cls(queries, keys, joined, config.num_attention_heads)
 
     def take_weights(self) -> None:
         """Copy the present weights over the former ones, where recorded steps read them."""
-        self.weight_AE[: self.query_heads] = self.queries.weight
-        self.weight_AE[self.query_heads :] = self.keys.weight
-
-    def __call__(self, heads_NAE: torch.Tensor) -> torch.Tensor:
-        return self.queries.with_weight(heads_NAE, self.weight_AE)
+        self.joined.weight[: self.query_heads] = self.queries.weight
+        self.joined.weight[self.query_heads :] = self.keys.weight
 
 
 @dataclass(slots=True)
 class _Layer:
     kind: int
-    before_attention: _Norm
+    before_attention: Norm
     qkv: _Linear
     heads: _HeadNorms | None
     output: _Linear
-    after_attention: _Norm | None
-    before_mlp: _Norm
+    after_attention: Norm | None
+    before_mlp: Norm
     gate: _Linear
     up: _Linear
     down: _Linear
-    after_mlp: _Norm | None
+    after_mlp: Norm | None
     activation: Any
 
 
@@ -179,6 +155,7 @@ class LeanModel:
         self._embedding: torch.Tensor = embedding.weight
         self._embedding_scale: torch.Tensor | None = getattr(embedding, "embed_scale", None)
         self._block_rows = BLOCK_ROWS if self.device.type == "cpu" else DEVICE_BLOCK_ROWS
+        self._math = math_on(self.device, self.dtype)
         self._hooks = self._count_hooks()
 
     def is_intact(self) -> bool:
@@ -210,7 +187,7 @@ class LeanModel:
         like, (vocabulary, width) = self._embedding, self._head.weight.shape
         return (
             like.new_empty(places, width, dtype=self.dtype),
-            like.new_empty(places, vocabulary, dtype=torch.float32),
+            like.new_empty(places, vocabulary, dtype=self.dtype),
         )
 
     def begin(self, length: int) -> Rotary:
@@ -242,7 +219,7 @@ class LeanModel:
         for number, layer in enumerate(self._layers):
             heads = self._heads(x, layer, rotary)
             x = self._after(attend(number, *self._parted(heads)), x, layer)
-        return self._norm(x)
+        return self._math.norm(x, self._norm)
 
     def _run_by_blocks(self, x: torch.Tensor, rotary: Rotary, attend: Attend) -> torch.Tensor:
         heads = x.new_empty(len(x), self.query_heads + 2 * self.key_heads, self.head_size)
@@ -255,7 +232,7 @@ class LeanModel:
             for rows in blocks:
                 x[rows] = self._after(mixed[rows], x[rows], layer)
         for rows in blocks:
-            x[rows] = self._norm(x[rows])
+            x[rows] = self._math.norm(x[rows], self._norm)
         return x
 
     def _parted(self, heads_NAE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -263,31 +240,28 @@ class LeanModel:
 
     def _heads(self, x: torch.Tensor, layer: _Layer, rotary: Rotary) -> torch.Tensor:
         """Return queries, keys and values [N, A + K, E]."""
-        heads = layer.qkv(layer.before_attention(x)).view(len(x), -1, self.head_size)
-        self._turn(heads[:, : -self.key_heads], layer, rotary)
+        normal = self._math.norm(x, layer.before_attention)
+        heads = layer.qkv(normal).view(len(x), -1, self.head_size)
+        norm = None if layer.heads is None else layer.heads.joined
+        cos_N1E, sin_N1E = rotary.cos_DN1E[layer.kind], rotary.sin_DN1E[layer.kind]
+        self._math.turn(heads[:, : -self.key_heads], norm, cos_N1E, sin_N1E)
         return heads
 
     def _after(self, mixed: torch.Tensor, x: torch.Tensor, layer: _Layer) -> torch.Tensor:
         """Return the rest of a layer, given the output of attention."""
-        added = layer.output(mixed)
-        x = x + (added if layer.after_attention is None else layer.after_attention(added))
-        normal = layer.before_mlp(x)
-        added = layer.down(layer.activation(layer.gate(normal)) * layer.up(normal))
-        return x + (added if layer.after_mlp is None else layer.after_mlp(added))
+        math, added = self._math, layer.output(mixed)
+        if layer.after_attention is not None:
+            added = math.norm(added, layer.after_attention)
+        x, normal = math.add_norm(x, added, layer.before_mlp)
+        added = layer.down(math.gated(layer.activation, layer.gate(normal), layer.up(normal)))
+        return x + (added if layer.after_mlp is None else math.norm(added, layer.after_mlp))
 
     def logits(self, hidden_NH: torch.Tensor) -> torch.Tensor:
-        """Return the float32 logits [N, V] of hidden states."""
+        """Return the logits [N, V] of hidden states, in the model's format."""
         logits = self._head(hidden_NH)
         if self._head_cap is not None:
             logits = torch.tanh(logits / self._head_cap) * self._head_cap
-        return logits.float()
-
-    def _turn(self, heads_NAE: torch.Tensor, layer: _Layer, rotary: Rotary) -> None:
-        """Normalise queries and keys where the family does so, and rotate them, in place."""
-        heads = heads_NAE if layer.heads is None else layer.heads(heads_NAE)
-        cos_N1E, sin_N1E = rotary.cos_DN1E[layer.kind], rotary.sin_DN1E[layer.kind]
-        swapped = heads.roll(self.head_size // 2, dims=-1)
-        torch.add(heads * cos_N1E, swapped * sin_N1E, out=heads_NAE)
+        return logits
 
     def _count_hooks(self) -> int:
         return sum(
@@ -347,9 +321,9 @@ def _lay_out(layer: Any, kind: int) -> _Layer:
     )
 
 
-def _norm_of(module: Any) -> _Norm:
+def _norm_of(module: Any) -> Norm:
     is_offset = type(module).__name__.startswith("Gemma")
-    return _Norm(module.weight, module.eps if is_offset else module.variance_epsilon, is_offset)
+    return Norm(module.weight, module.eps if is_offset else module.variance_epsilon, is_offset)
 
 
 def _joined(modules: list[Any]) -> _Linear:

@@ -35,7 +35,8 @@ def choices(
 ) -> torch.Tensor:
     """Return the ids [R] of `muster.inference.sampling.winners`, on the logits' device."""
     if logits_RV.device.type == "cpu":
-        ids_R, _ = sampling.winners(logits_RV.numpy(), seeds, positions, temperature_R)
+        exact_RV = logits_RV.float().numpy()
+        ids_R, _ = sampling.winners(exact_RV, seeds, positions, temperature_R)
         return torch.from_numpy(ids_R)
     return device_winners(logits_RV, seeds, positions, temperature_R)[0]
 

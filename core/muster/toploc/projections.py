@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -77,20 +78,26 @@ def balanced_signs(seed: Hash32, tokens: int) -> npt.NDArray[np.int8]:
     if tokens == 1:
         return _fixed(np.ones((VALUES, 1), np.int8))
     stream = hashlib.shake_256(seed + b"tokens").digest(8 * VALUES * tokens)
-    keys = np.frombuffer(stream, dtype=">u8").reshape(VALUES, tokens)
-    order = np.argsort(keys, axis=1, kind="stable")
-    signs = np.zeros((VALUES, tokens), np.int8)
+    keys_VT = np.frombuffer(stream, dtype=">u8").reshape(VALUES, tokens).astype(np.uint64)
     half = tokens // 2
-    np.put_along_axis(signs, order[:, :half], 1, axis=1)
-    np.put_along_axis(signs, order[:, half : 2 * half], -1, axis=1)
+    # Sorting would take most of the time of an examination on a GPU.
+    last_V1 = np.partition(keys_VT, half - 1, axis=1)[:, half - 1 : half]
+    below_VT, equal_VT = keys_VT < last_V1, keys_VT == last_V1
+    left_V1 = half - below_VT.sum(axis=1, keepdims=True)
+    is_plus_VT = below_VT | (equal_VT & (equal_VT.cumsum(axis=1) <= left_V1))
+    signs = np.where(is_plus_VT, np.int8(1), np.int8(-1))
+    if tokens % 2:
+        largest_V = tokens - 1 - keys_VT[:, ::-1].argmax(axis=1)
+        signs[np.arange(VALUES), largest_V] = 0
     return _fixed(signs)
 
 
-def _fixed(signs: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:
+def _fixed(signs: npt.NDArray[Any]) -> npt.NDArray[Any]:
     signs.flags.writeable = False
     return signs
 
 
+@lru_cache(maxsize=BLOCKS_AT_HAND)
 def channel_signs(seed: Hash32, width: int) -> Values:
     """Return signs [VALUES, width]: the bits of `SHAKE-256(seed ‖ "channels")`, most significant
     first; a bit of 1 is -1.
@@ -98,7 +105,7 @@ def channel_signs(seed: Hash32, width: int) -> Values:
     bits = VALUES * width
     stream = hashlib.shake_256(seed + b"channels").digest(-(-bits // 8))
     ones = np.unpackbits(np.frombuffer(stream, dtype=np.uint8))[:bits].reshape(VALUES, width)
-    return np.where(ones == 1, -1.0, 1.0)
+    return _fixed(np.where(ones == 1, -1.0, 1.0))
 
 
 def distance(claimed: bytes, recomputed: bytes) -> float:

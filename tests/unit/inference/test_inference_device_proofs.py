@@ -9,7 +9,12 @@ from hypothesis import given, settings, strategies as st
 
 from muster import toploc
 from muster.inference import device_proofs
-from muster.inference.device_proofs import DeviceBuilder, builder_on, project, verify_proofs
+from muster.inference.device_proofs import (
+    DeviceBuilder,
+    builder_on,
+    project,
+    start_verifying,
+)
 from muster.inference.engine import Share
 from muster.protocol.errors import ProofError
 from muster.protocol.ids import Hash32
@@ -45,7 +50,7 @@ def test_figures_are_those_of_a_cpu(tokens: int) -> None:
     rows = rows_of(tokens)
     proofs = toploc.build_proofs(rows + 0.01 * rows_of(tokens).flip(0), **HOW)
     expected = toploc.verify_proofs(rows, proofs, **HOW)
-    assert verify_proofs(rows, proofs, PROOF) == expected
+    assert start_verifying(rows, proofs, PROOF)() == expected
     assert any(found.mantissa_error_mean > 0 for found in expected)
 
 
@@ -53,7 +58,7 @@ def test_figures_are_those_of_a_cpu(tokens: int) -> None:
 def test_another_number_of_proofs_is_refused(given_proofs: int) -> None:
     proofs = toploc.build_proofs(rows_of(16), **HOW)
     with pytest.raises(ProofError, match="proofs for 3 chunks"):
-        verify_proofs(rows_of(11), proofs[:given_proofs], PROOF)
+        start_verifying(rows_of(11), proofs[:given_proofs], PROOF)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
@@ -64,14 +69,14 @@ def test_states_that_are_no_numbers_are_refused(value: float) -> None:
     with pytest.raises(ProofError, match="NaN or infinity"):
         device_proofs._built(rows, PROOF)
     with pytest.raises(ProofError, match="NaN or infinity"):
-        verify_proofs(rows, proofs, PROOF)
+        start_verifying(rows, proofs, PROOF)()
 
 
 def test_projections_are_those_of_a_cpu() -> None:
     rows, seed = rows_of(9), Hash32(bytes(range(32)))
     shares = [Share(seed, 3, 20), Share(seed, 0, 9)]
     expected = [project_rows(to_patterns(rows), seed, s.first, s.tokens) for s in shares]
-    assert project(rows, shares) == pytest.approx(np.array(expected))
+    assert project(rows, shares).numpy() == pytest.approx(np.array(expected))
     assert project(rows, []).shape == (0, 8)
 
 

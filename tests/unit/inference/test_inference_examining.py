@@ -106,7 +106,7 @@ def test_no_more_logits_than_a_block_s_are_there_at_a_time(monkeypatch: pytest.M
 
 
 def test_a_device_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "_prove", blocks.prove_device)
+    monkeypatch.setattr(blocks, "_prove_at_once", blocks.prove_device)
     monkeypatch.setattr(blocks, "block_of", DeviceBlock)
     monkeypatch.setattr(sampler, "DEVICE_ELEMENTS", 2 * VOCAB)
     assert_right(examined())
