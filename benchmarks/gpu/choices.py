@@ -20,7 +20,7 @@ from benchmarks.inference.decoding import KINDS
 
 from muster import toploc
 from muster.inference import device_proofs, sampling
-from muster.inference.blocks import DeviceBlock
+from muster.inference.blocks import DeviceBlock, DeviceChoices
 from muster.inference.engine import Share
 from muster.inference.examining import Choices, HostBlock
 from muster.inference.sampler import _fused, device_winners
@@ -112,8 +112,10 @@ def measure_replay(setup: Setup) -> Figures:
         claimed = np.where(np.arange(rows) % 2, right, (right + 1) % VOCAB)
         choices = Choices(claimed.astype(np.int64), seeds, positions)
         own = HostBlock(logits.numpy()).replay(choices, TEMPERATURE)
-        other = DeviceBlock(logits.to(setup.device)).replay(choices, TEMPERATURE)
-        device_proofs.arrive(torch.device(setup.device))
+        device = torch.device(setup.device)
+        asked = DeviceChoices.of(choices, device)
+        other = DeviceBlock(logits.to(device)).replay(asked, TEMPERATURE)
+        device_proofs.arrive(device)
         wrong += int((own.expected_T != other.expected_T).sum())
         likelier += int((own.is_likelier_T != other.is_likelier_T).sum())
         errors.append(float(np.abs(own.margins_T - other.margins_T).max()))

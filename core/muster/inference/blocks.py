@@ -8,11 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
-import numpy as np
 import torch
 
-from muster.inference.device_proofs import arrive, leaving, project, sent, start_verifying
+from muster.inference.device_proofs import (
+    arrive,
+    leaving,
+    prepare_signs,
+    project,
+    sent,
+    start_verifying,
+)
 from muster.inference.engine import Examined, Replayed, Sample
 from muster.inference.examining import (
     Block,
@@ -23,7 +31,7 @@ from muster.inference.examining import (
     examine,
     prove_host,
 )
-from muster.inference.sampler import device_token_noise, device_winners
+from muster.inference.sampler import keyed_noise, keyed_winners, keys_on
 from muster.protocol.recipe import ProofRecipe
 from muster.toploc.chunks import to_patterns
 
@@ -32,24 +40,39 @@ DEVICE_BLOCK_BYTES = 512 << 20
 half of that in a format of 16 bits."""
 
 
+class DeviceChoices(NamedTuple):
+    """Choices on a device."""
+
+    tokens_B: torch.Tensor
+    keys_2B: torch.Tensor
+    """The words that the rows' hashes start from."""
+
+    @classmethod
+    def of(cls, choices: Choices, device: torch.device) -> DeviceChoices:
+        """Send choices to a device."""
+        keys_2B = keys_on(choices.seeds_B, choices.positions_B, device)
+        return cls(sent(choices.tokens_B, device), keys_2B)
+
+    def at(self, rows: slice) -> DeviceChoices:
+        """Return the choices of some rows."""
+        return DeviceChoices(self.tokens_B[rows], self.keys_2B[:, rows])
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceBlock:
     """A Block on a device, of any format; the noise is computed there, some rows at a time."""
 
     logits_BV: torch.Tensor
 
-    def replay(self, choices: Choices, temperature: float) -> Replayed:
+    def replay(self, choices: DeviceChoices, temperature: float) -> Replayed:
         """Return the rows' choices compared with those that the noise yields."""
-        logits_BV = self.logits_BV
-        tokens_B = sent(choices.tokens_B, logits_BV.device)
-        temperature_B = np.full(len(logits_BV), temperature, np.float32)
-        seeds, positions = choices.seeds_B, choices.positions_B
-        expected_B, best_B = device_winners(logits_BV, seeds, positions, temperature_B)
+        logits_BV, tokens_B = self.logits_BV, choices.tokens_B
+        warmth_B = torch.full(tokens_B.shape, temperature, device=logits_BV.device)
+        expected_B, best_B = keyed_winners(logits_BV, choices.keys_2B, warmth_B)
         chosen_B, likely_B = (
             logits_BV.gather(1, ids_B[:, None])[:, 0].float() for ids_B in (tokens_B, expected_B)
         )
-        scaled_B = chosen_B / torch.full_like(chosen_B, temperature)
-        margins_B = best_B - (scaled_B + device_token_noise(seeds, positions, tokens_B))
+        margins_B = best_B - (chosen_B / warmth_B + keyed_noise(choices.keys_2B, tokens_B))
         margins_B = torch.where(margins_B.isfinite(), margins_B, torch.inf)
         return Replayed(leaving(margins_B), leaving(expected_B), leaving(chosen_B > likely_B))
 
@@ -61,9 +84,13 @@ class DeviceBlock:
 
 def block_of(logits_BV: torch.Tensor) -> Block:
     """Return a Block of logits [B, V] of any format that replays them on their device."""
-    if logits_BV.device.type == "cpu":
+    if _is_host(logits_BV):
         return HostBlock(logits_BV.float().numpy())
     return DeviceBlock(logits_BV)
+
+
+def _is_host(values: torch.Tensor) -> bool:
+    return values.device.type == "cpu"
 
 
 def examine_rows(
@@ -82,16 +109,17 @@ def examine_rows(
     if not samples:
         return []
     hidden_NH = hidden[0] if len(hidden) == 1 else torch.cat(list(hidden))
-    is_cpu = hidden_NH.device.type == "cpu"
-    prove = _prove_at_once if is_cpu else prove_device
+    is_host = _is_host(hidden_NH)
+    prove = _prove_at_once if is_host else _prove_device
     return examine(
         samples,
         prove(samples, hidden, proof),
         lambda rows: block_of(logits_of(hidden_NH[rows])),
+        None if is_host else partial(DeviceChoices.of, device=hidden_NH.device),
         vocab_size=vocab_size,
         eos=eos,
         temperature=temperature,
-        block_bytes=None if is_cpu else DEVICE_BLOCK_BYTES,
+        block_bytes=None if is_host else DEVICE_BLOCK_BYTES,
     )
 
 
@@ -102,7 +130,7 @@ def _prove_at_once(
     return lambda: proven
 
 
-def prove_device(
+def _prove_device(
     samples: Sequence[Sample], hidden: Sequence[torch.Tensor], proof: ProofRecipe
 ) -> Callable[[], Proven]:
     """Return a function that returns what `prove_host` does for hidden states on a device, computed
@@ -112,6 +140,7 @@ def prove_device(
     verifying = [start_verifying(hidden_TH, each.proofs, proof) for each, hidden_TH in pairs]
 
     def proven() -> Proven:
+        prepare_signs(share for each in samples for share in each.shares)
         projected = [leaving(project(hidden_TH, each.shares)) for each, hidden_TH in pairs]
         arrive(hidden[0].device)
         return Proven([results() for results in verifying], projected)

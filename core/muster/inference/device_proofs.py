@@ -10,7 +10,8 @@ shares, T rows of a sample, H hidden units.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,7 @@ from muster.toploc import (
 from muster.toploc.chunks import Chosen, pool_places
 from muster.toploc.proofs import prove_chosen, verify_chosen
 
+_SIGNING_THREADS = 4
 _PASS_ELEMENTS = 1 << 24
 """Entries ranked at a time: their keys take 128 MiB."""
 
@@ -77,7 +79,7 @@ def _packed(chunks_BE: torch.Tensor, points: int) -> torch.Tensor:
     behind_E = torch.arange(elements - 1, -1, -1, dtype=torch.int64, device=device)
     keys_BE = (magnitudes_BE.to(torch.int64) << 32) | behind_E
     places_BK = elements - 1 - (keys_BE.topk(points, dim=1, sorted=False).values & 0xFFFFFFFF)
-    pool_P = torch.from_numpy(pool_places(elements)).to(device)
+    pool_P = sent(pool_places(elements), device)
     is_finite_B1 = (magnitudes_BE < 0x7F80).all(dim=1, keepdim=True)
     parts = (places_BK, patterns_BE.gather(1, places_BK), patterns_BE[:, pool_P], is_finite_B1)
     return torch.cat([part.to(torch.int32) for part in parts], dim=1)
@@ -133,6 +135,14 @@ def _chunks(
     if tokens % proof.chunk_tokens:
         parts.append((rows_TH[whole * proof.chunk_tokens :].reshape(1, -1), shapes[-1]))
     return parts
+
+
+def prepare_signs(shares: Iterable[Share]) -> None:
+    """Compute the signs of the blocks that shares belong to, some at a time."""
+    blocks = {(share.seed, share.tokens) for share in shares}
+    with ThreadPoolExecutor(_SIGNING_THREADS) as pool:
+        for _ in pool.map(lambda block: projections.balanced_signs(*block), blocks):
+            pass
 
 
 def project(rows_TH: torch.Tensor, shares: Sequence[Share]) -> torch.Tensor:

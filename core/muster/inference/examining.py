@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +57,7 @@ class Choices(NamedTuple):
 class Block(Protocol):
     """The logits of some rows, on any device. Results of a device may still be on their way."""
 
-    def replay(self, choices: Choices, temperature: float) -> Replayed:
+    def replay(self, choices: Any, temperature: float) -> Replayed:
         """Return the rows' choices compared with those that the noise yields."""
 
     def ends(self, eos: Sequence[int], temperature: float) -> Odds:
@@ -99,6 +99,7 @@ def examine(
     samples: Sequence[Sample],
     prove: Callable[[], Proven],
     block_of: Callable[[slice], Block],
+    send: Callable[[Choices], Any] | None = None,
     *,
     vocab_size: int,
     eos: Iterable[int],
@@ -108,12 +109,14 @@ def examine(
     """Return the findings about samples, which all have the same number of redraws.
 
     `block_of` computes the logits of some of the N rows, which are those of all samples in order,
-    with at most `block_bytes` of float32, by default what suits a CPU. `prove` is called once a
+    with at most `block_bytes` of float32, by default what suits a CPU; `send` brings choices to the
+    blocks' device. `prove` is called once a
     device has been told to replay all blocks, and returns when the device has done so: its work on
     the host takes place meanwhile.
     """
     rows = max(1, (block_bytes or BLOCK_BYTES) // (4 * vocab_size))
-    made, odds = _replayed(_claimed(samples), block_of, rows, sorted(eos), temperature)
+    claimed = [send(choices) if send else choices for choices in _claimed(samples)]
+    made, odds = _replayed(claimed, block_of, rows, sorted(eos), temperature)
     proven = prove()
     cuts = np.cumsum([len(sample.completion_tokens) for sample in samples])[:-1]
     ends = np.split(np.concatenate(odds), cuts)
@@ -147,7 +150,7 @@ def prove_host(samples: Sequence[Sample], hidden: Sequence[Patterns], proof: Pro
 
 
 def _replayed(
-    claimed: Sequence[Choices],
+    claimed: Sequence[Any],
     block_of: Callable[[slice], Block],
     size: int,
     eos: Sequence[int],

@@ -114,7 +114,8 @@ def _gate_piece(gates, ups, out, width, size: tl.constexpr):  # type: ignore[no-
     own = places < width
     gate = tl.load(gates + row * width + places, mask=own, other=0.0)
     up = tl.load(ups + row * width + places, mask=own, other=0.0)
-    like, wide = gate.dtype, gate.to(tl.float32)
+    like = gate.dtype
+    wide = gate.to(tl.float32)
     opened = (wide / (1.0 + tl.exp(-wide))).to(like).to(tl.float32)
     tl.store(out + row * width + places, (opened * up.to(tl.float32)).to(like), mask=own)
 

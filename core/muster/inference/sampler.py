@@ -54,12 +54,24 @@ def device_winners(
     the smallest id wins a tie.
     """
     device = logits_RV.device
-    keys_2R = _keys(seeds, positions, device)
     temperature = torch.from_numpy(temperature_R).to(device, non_blocking=True)
-    fused = _fused(device)
+    return keyed_winners(logits_RV, keys_on(seeds, positions, device), temperature)
+
+
+def keyed_winners(
+    logits_RV: torch.Tensor, keys_2R: torch.Tensor, temperature_R: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what `device_winners` does, given the words of `keys_on`."""
+    fused = _fused(logits_RV.device)
     if fused is not None and logits_RV.stride(1) == 1:
-        return fused(logits_RV, keys_2R, temperature)
-    return _winners_by_passes(logits_RV, keys_2R, temperature)
+        return fused(logits_RV, keys_2R.contiguous(), temperature_R)
+    return _winners_by_passes(logits_RV, keys_2R, temperature_R)
+
+
+def keys_on(seeds: Integers, positions: Integers, device: torch.device | str) -> torch.Tensor:
+    """Return the words [2, R] that the rows' hashes start from, in one upload."""
+    keys_2R = np.stack(sampling.row_keys(seeds, positions)).view(np.int32)
+    return torch.from_numpy(keys_2R).to(device, non_blocking=True)
 
 
 def _winners_by_passes(
@@ -75,13 +87,10 @@ def _winners_by_passes(
     return torch.cat(ids), torch.cat(best)
 
 
-def device_token_noise(
-    seeds: Integers, positions: Integers, tokens_R: torch.Tensor
-) -> torch.Tensor:
+def keyed_noise(keys_2R: torch.Tensor, tokens_R: torch.Tensor) -> torch.Tensor:
     """Return [R] the noise of one token per row, see `muster.inference.sampling.token_noise`."""
-    first_R, second_R = _keys(seeds, positions, tokens_R.device)
-    words_R = _mix_in_place(tokens_R.to(torch.int32) ^ first_R)
-    return _to_gumbel(_mix_in_place(words_R.add_(second_R)))
+    words_R = _mix_in_place(tokens_R.to(torch.int32) ^ keys_2R[0])
+    return _to_gumbel(_mix_in_place(words_R.add_(keys_2R[1])))
 
 
 _Winners = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -108,7 +117,7 @@ def is_same(winners: _Winners, device: torch.device) -> bool:
     spread_R1 = torch.tensor([[0.0], [1.0], [8.0], [1.0]])
     logits = torch.randn(4, 5000, generator=torch.Generator().manual_seed(0)) * spread_R1
     logits[3, 1234] = torch.nan
-    keys_2R = _keys([1, 2**40, 3, 4], [0, 1, 2**20, 3], device)
+    keys_2R = keys_on([1, 2**40, 3, 4], [0, 1, 2**20, 3], device)
     asked = logits.to(device), keys_2R, torch.tensor([1.0, 0.5, 1.0, 0.7], device=device)
     ours, theirs = winners(*asked), _winners_by_passes(*asked)
     same = torch.equal(ours[0], theirs[0]) and torch.allclose(
@@ -117,12 +126,6 @@ def is_same(winners: _Winners, device: torch.device) -> bool:
     if not same:
         logger.warning("the fused kernel chooses other tokens: %s", (ours, theirs))
     return same
-
-
-def _keys(seeds: Integers, positions: Integers, device: torch.device | str) -> torch.Tensor:
-    """Return the words [2, R] that the rows' hashes start from, in one upload."""
-    keys_2R = np.stack(sampling.row_keys(seeds, positions)).view(np.int32)
-    return torch.from_numpy(keys_2R).to(device, non_blocking=True)
 
 
 def _hash(keys_2R: torch.Tensor, vocab: int) -> torch.Tensor:

@@ -79,6 +79,12 @@ def balanced_signs(seed: Hash32, tokens: int) -> npt.NDArray[np.int8]:
         return _fixed(np.ones((VALUES, 1), np.int8))
     stream = hashlib.shake_256(seed + b"tokens").digest(8 * VALUES * tokens)
     keys_VT = np.frombuffer(stream, dtype=">u8").reshape(VALUES, tokens).astype(np.uint64)
+    return _fixed(_by_halves(keys_VT))
+
+
+def _by_halves(keys_VT: npt.NDArray[np.uint64]) -> npt.NDArray[np.int8]:
+    """Return +1 for the half with the smaller keys; of equal keys the first counts as smaller."""
+    rows, tokens = keys_VT.shape
     half = tokens // 2
     # Sorting would take most of the time of an examination on a GPU.
     last_V1 = np.partition(keys_VT, half - 1, axis=1)[:, half - 1 : half]
@@ -88,8 +94,8 @@ def balanced_signs(seed: Hash32, tokens: int) -> npt.NDArray[np.int8]:
     signs = np.where(is_plus_VT, np.int8(1), np.int8(-1))
     if tokens % 2:
         largest_V = tokens - 1 - keys_VT[:, ::-1].argmax(axis=1)
-        signs[np.arange(VALUES), largest_V] = 0
-    return _fixed(signs)
+        signs[np.arange(rows), largest_V] = 0
+    return signs
 
 
 def _fixed(signs: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -19,7 +19,7 @@ from transformers import AutoConfig, Qwen3ForCausalLM
 from muster.inference import device_proofs
 from muster.inference.lean_model import LeanModel
 from muster.inference.lean_prefill import predicting_rows
-from muster.inference.sampler import device_token_noise, device_winners
+from muster.inference.sampler import device_winners, keyed_noise, keys_on
 from muster.trainer.learn import recompute
 
 
@@ -212,7 +212,7 @@ def test_choices_of_a_whole_batch_have_users_shapes() -> None:
     ids, scores = device_winners(logits, range(256), range(256), np.ones(256, np.float32))
     assert (ids.shape, ids.dtype) == ((256,), torch.int64)
     assert (scores.shape, scores.dtype) == ((256,), torch.float32)
-    assert device_token_noise(range(256), range(256), ids).shape == (256,)
+    assert keyed_noise(keys_on(range(256), range(256), ids.device), ids).shape == (256,)
 
 
 def test_long_samples_of_users_model_have_their_rows(setup: Setup) -> None:

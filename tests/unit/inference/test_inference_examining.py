@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from worlds.replays import replay_sample
 
 from muster.inference import blocks, examining, sampler
-from muster.inference.blocks import DeviceBlock, examine_rows
+from muster.inference.blocks import DeviceBlock, DeviceChoices, examine_rows
 from muster.inference.engine import Examined, Redraw, Sample, Share
 from muster.inference.examining import Choices, HostBlock, Recomputed, examine_whole
 from muster.inference.sampling import gumbel_noise
@@ -106,8 +106,7 @@ def test_no_more_logits_than_a_block_s_are_there_at_a_time(monkeypatch: pytest.M
 
 
 def test_a_device_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "_prove_at_once", blocks.prove_device)
-    monkeypatch.setattr(blocks, "block_of", DeviceBlock)
+    monkeypatch.setattr(blocks, "_is_host", lambda _: False)
     monkeypatch.setattr(sampler, "DEVICE_ELEMENTS", 2 * VOCAB)
     assert_right(examined())
 
@@ -118,8 +117,10 @@ def test_scores_that_are_no_numbers_have_no_margin(seed: int, place: int, value:
     logits[0, place] = value
     for token in range(VOCAB):
         choices = Choices(np.array([token]), np.array([seed], np.uint64), np.zeros(1, np.uint64))
-        for block in (HostBlock(logits), DeviceBlock(torch.from_numpy(logits))):
-            assert block.replay(choices, T).margins_T.tolist() == [np.inf]
+        asked = DeviceChoices.of(choices, torch.device("cpu"))
+        device = DeviceBlock(torch.from_numpy(logits))
+        for found in (HostBlock(logits).replay(choices, T), device.replay(asked, T)):
+            assert found.margins_T.tolist() == [np.inf]
 
 
 def test_what_is_computed_already_is_examined_alike() -> None:

@@ -39,7 +39,7 @@ def specified_hash(seed: int, position: int, token: int) -> int:
 def test_hashes_are_the_specified_ones(seed: int, position: int, vocab: int) -> None:
     expected = [specified_hash(seed, position, token) for token in range(vocab)]
     assert token_hashes([seed], [position], vocab)[0].tolist() == expected
-    on_device = sampler._hash(sampler._keys([seed], [position], "cpu"), vocab)
+    on_device = sampler._hash(sampler.keys_on([seed], [position], "cpu"), vocab)
     assert on_device.numpy().view(np.uint32)[0].tolist() == expected
 
 
@@ -59,7 +59,9 @@ def test_noise_is_the_double_logarithm_of_the_hash() -> None:
 def test_noise_in_torch_agrees_to_the_last_bit_or_one_beside_it() -> None:
     seeds, positions = list(range(64)), list(range(64))
     ours = gumbel_noise(seeds, positions, 500)
-    theirs = sampler._to_gumbel(sampler._hash(sampler._keys(seeds, positions, "cpu"), 500)).numpy()
+    theirs = sampler._to_gumbel(
+        sampler._hash(sampler.keys_on(seeds, positions, "cpu"), 500)
+    ).numpy()
     assert np.abs(ours.view(np.int32) - theirs.view(np.int32)).max() <= 1
     assert (ours == theirs).mean() > 0.999
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from muster.protocol.encoding import keccak
+from muster.toploc import projections
 from muster.toploc.projections import (
     FINGERPRINT_BYTES,
     SAME,
@@ -63,6 +64,16 @@ def test_fingerprint_is_what_the_sum_says() -> None:
 def test_signs_of_tokens_add_up_to_nothing_but_for_a_single_one(tokens: int) -> None:
     sums = balanced_signs(SEED, tokens).sum(axis=1)
     assert set(sums) == ({1.0} if tokens == 1 else {0.0})
+
+
+@given(st.integers(2, 40), st.integers(1, 8), st.integers(0, 2**32))
+def test_halves_are_those_of_sorted_keys(tokens: int, most: int, seed: int) -> None:
+    keys = np.random.default_rng(seed).integers(0, most, (3, tokens)).astype(np.uint64)
+    half, sorted_signs = tokens // 2, np.zeros((3, tokens), np.int8)
+    order = np.argsort(keys, axis=1, kind="stable")
+    np.put_along_axis(sorted_signs, order[:, :half], 1, axis=1)
+    np.put_along_axis(sorted_signs, order[:, half : 2 * half], -1, axis=1)
+    assert projections._by_halves(keys).tolist() == sorted_signs.tolist()
 
 
 def test_signs_of_a_block_are_drawn_once_for_all_its_samples() -> None:
