@@ -166,6 +166,7 @@ class FusedMath:
             0.0 if norm is None else norm.eps, norm is not None,
             norm is not None and norm.is_offset,
             triton.next_power_of_2(heads), triton.next_power_of_2(size // 2),
+            enable_fp_fusion=False,  # It would skip the rounding of a product that is added.
         )  # fmt: skip
 
     def gated(
