@@ -169,7 +169,7 @@ def kept_state(
     if isinstance(optimizer, SmallAdamW):
         return {key: optimizer.keep(parameter, key, value) for key, value in values.items()}
     # Only the fused step counts on the device; the others refuse a count that is there.
-    places = {key: parameter.device for key in values}
+    places = dict.fromkeys(values, parameter.device)
     if not optimizer.defaults["fused"]:
         places["step"] = torch.device("cpu")
     return {key: value.detach().to(places[key], copy=True) for key, value in values.items()}
