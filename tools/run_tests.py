@@ -2,7 +2,9 @@
 
 Tests of networks mostly wait for time windows to pass, so more parts run at once than there are
 cores.
-The output of a part is in runs/tests/PART.log; if a part fails, the end of its log is shown.
+The output of a part is in runs/tests/PART.log; if a part fails, the end of its log is shown. Up to
+three failed tests run once more at the end, with nothing beside them: a busy machine misses time
+windows. Those that pass then are named.
 
     python tools/run_tests.py                  all parts
     python tools/run_tests.py networks -x      one part, with options for pytest
@@ -59,6 +61,8 @@ longest first.
 """
 CONTRACTS = "contracts"
 """The part that forge runs."""
+AGAIN, MOST_AGAIN = "again", 3
+"""The part of failed tests that run once more, and how many at most."""
 AT_ONCE = len(os.sched_getaffinity(0)) + 1
 """Parts that run at once. On two cores, five made programs so late that tests of deadlines failed.
 """
@@ -115,6 +119,8 @@ class Result:
     failed: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     """Number of skipped tests, by reason."""
+    nodes: list[str] = field(default_factory=list)
+    """The failed tests as pytest names them, where they are known."""
 
 
 def command_of(name: str, options: list[str]) -> list[str]:
@@ -158,12 +164,23 @@ def result_of(part: Part) -> Result:
     if not report.exists():
         return Result(failed=1)
     cases = list(ElementTree.parse(report).getroot().iter("testcase"))
-    failed = sum(
-        case.find("failure") is not None or case.find("error") is not None for case in cases
-    )
+    failed = [
+        case for case in cases if case.find("failure") is not None or case.find("error") is not None
+    ]
     skips = [case.find("skipped") for case in cases]
     reasons = Counter(skip.get("message", "") for skip in skips if skip is not None)
-    return Result(len(cases) - failed - reasons.total(), failed, reasons)
+    passed = len(cases) - len(failed) - reasons.total()
+    return Result(passed, len(failed), reasons, [node for case in failed for node in node_of(case)])
+
+
+def node_of(case: ElementTree.Element) -> list[str]:
+    """Return a test of a report as pytest names it, if its file is found."""
+    words = case.get("classname", "").split(".")
+    for length in range(len(words), 0, -1):
+        path = "/".join(words[:length]) + ".py"
+        if (ROOT / path).is_file():
+            return ["::".join([path, *words[length:], case.get("name", "")])]
+    return []
 
 
 def summary(results: list[Result]) -> str:
@@ -198,6 +215,24 @@ def watch(waiting: list[str], options: list[str], running: list[Part], out: Text
         if now - shown > PROGRESS_S and running:
             shown = now
             print(f"{now - began:4.0f} s  {', '.join(p.progress for p in running)}", file=out)
+    return results
+
+
+def try_again(
+    results: list[Result], options: list[str], running: list[Part], out: TextIO
+) -> list[Result]:
+    """Run a few failed tests once more, alone; returns the results with those that pass then."""
+    nodes = [node for result in results for node in result.nodes]
+    if not 0 < sum(result.failed for result in results) == len(nodes) <= MOST_AGAIN:
+        return results
+    print(f"once more, with nothing beside: {', '.join(nodes)}", file=out)
+    PARTS[AGAIN] = tuple(nodes)
+    [again] = watch([AGAIN], options, running, out)
+    if again.failed or again.passed != len(nodes):
+        return results
+    for result in results:
+        result.passed, result.failed = result.passed + result.failed, 0
+    print(f"failed beside other parts, passed alone: {', '.join(nodes)}", file=out)
     return results
 
 
@@ -237,6 +272,7 @@ def main(words: list[str]) -> int:
     out = sys.stdout
     try:
         results = watch(names or [CONTRACTS, *PARTS], options, running, out)
+        results = try_again(results, options, running, out)
     except KeyboardInterrupt:
         return 130
     finally:

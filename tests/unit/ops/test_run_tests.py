@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -28,7 +29,12 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def play(runner: ModuleType, monkeypatch: pytest.MonkeyPatch, **programs: str) -> tuple[int, str]:
+def play(
+    runner: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    parts: Sequence[str] = (),
+    **programs: str,
+) -> tuple[int, str]:
     """Run the script with other programs as its parts; returns its exit status and output."""
     monkeypatch.setattr(runner, "LOOK_S", 0.001)
     monkeypatch.setattr(runner, "PARTS", dict.fromkeys(programs, ()))
@@ -38,7 +44,7 @@ def play(runner: ModuleType, monkeypatch: pytest.MonkeyPatch, **programs: str) -
     out = io.StringIO()
     monkeypatch.setattr(out, "reconfigure", lambda **_: None, raising=False)
     monkeypatch.setattr(sys, "stdout", out)
-    return runner.main(list(programs)), out.getvalue()
+    return runner.main(list(parts or programs)), out.getvalue()
 
 
 def reporting(folder: Path, name: str, cases: str, status: int = 0) -> str:
@@ -106,6 +112,52 @@ def test_failures_and_errors_of_a_report_are_counted(runner: ModuleType, tmp_pat
     (tmp_path / "one.xml").write_text(REPORT)
     result = runner.result_of(SimpleNamespace(name="one"))
     assert (result.passed, result.failed, result.skipped) == (2, 2, Counter({"no Linux": 1}))
+
+
+FLAKY = "".join(
+    f'<testcase classname="tests.unit.ops.test_run_tests{kind}" name="{name}"><failure/></testcase>'
+    for kind, name in (("", "test_a[1-b c]"), (".TestClass", "test_b"))
+)
+NODES = (
+    "tests/unit/ops/test_run_tests.py::test_a[1-b c], "
+    "tests/unit/ops/test_run_tests.py::TestClass::test_b"
+)
+
+
+def test_failed_tests_run_once_more_alone(
+    runner: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    again = reporting(tmp_path, "again", "<testcase/><testcase/>")
+    first = reporting(tmp_path, "one", "<testcase/>" + FLAKY, status=1)
+    status, said = play(runner, monkeypatch, parts=["one"], one=first, again=again)
+    lines = said.splitlines()
+    assert (status, lines[-1]) == (0, "tests: 3 passed, 0 failed, 0 skipped")
+    assert lines[-2] == f"failed beside other parts, passed alone: {NODES}"
+    assert runner.PARTS["again"] == tuple(NODES.split(", "))
+
+
+@pytest.mark.parametrize(
+    "again",
+    ["<testcase/><testcase><failure/></testcase>", "<testcase/>"],
+    ids=["fails again", "not all ran"],
+)
+def test_what_does_not_pass_alone_has_failed(
+    runner: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, again: str
+) -> None:
+    first = reporting(tmp_path, "one", "<testcase/>" + FLAKY, status=1)
+    second = reporting(tmp_path, "again", again)
+    status, said = play(runner, monkeypatch, parts=["one"], one=first, again=second)
+    assert (status, said.splitlines()[-1]) == (1, "tests: 1 passed, 2 failed, 0 skipped")
+    assert "passed alone" not in said
+
+
+@pytest.mark.parametrize("cases", [2 * FLAKY, FLAKY + "<testcase><failure/></testcase>"])
+def test_many_failures_or_unknown_ones_stand(
+    runner: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cases: str
+) -> None:
+    status, said = play(runner, monkeypatch, one=reporting(tmp_path, "one", cases, status=1))
+    assert status == 1
+    assert "once more" not in said
 
 
 def test_progress_is_what_pytest_counted_last(runner: ModuleType, tmp_path: Path) -> None:
