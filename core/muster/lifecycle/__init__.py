@@ -1,11 +1,12 @@
 """The life of a process: its limits, a free port, one main coroutine, one compute thread, a clean
-stop, and durable files.
+stop, durable files, and the machine behind an address.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+import ipaddress
 import logging
 import os
 import signal
@@ -13,7 +14,7 @@ import socket
 import sys
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from random import SystemRandom
 from typing import Any, ParamSpec, TypeVar
@@ -190,3 +191,21 @@ def _first_ephemeral() -> int:
         return int(_EPHEMERAL.read_text().split()[0])
     except (OSError, ValueError, IndexError):
         return _FIRST_EPHEMERAL
+
+
+@lru_cache(maxsize=4096)
+def machine_of(host: str) -> str:
+    """Return the key by which limits count a machine: its IPv4 address, or the /64 of its IPv6
+    address; what is no address stays as it is.
+
+    The owner of an IPv6 address usually has its whole /64, and could use a new address per request.
+    """
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if address.version == 4:
+        return host
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((int(address) >> 64 << 64, 64)).network_address)

@@ -1,6 +1,7 @@
-"""A server's connections: the share that one address may take, and the sending of bytes.
+"""A server's connections: the share that one machine may take, and the sending of bytes.
 
-Knows nothing of chunks or versions; the answers are `muster.shardcast.server`'s.
+A machine is an IPv4 address, or the /64 of an IPv6 address. Knows nothing of chunks or versions;
+the answers are `muster.shardcast.server`'s.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, BinaryIO, Generic, TypeVar
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
+from muster.lifecycle import machine_of
 from muster.shardcast.metrics import ShardMetrics
 
 # Malformed requests are the sender's fault; aiohttp would log a traceback for each.
@@ -27,11 +29,11 @@ _quiet = logging.getLogger(f"{__name__}.http")
 _quiet.addHandler(logging.NullHandler())
 _quiet.propagate = False
 
-MAX_TRACKED_ADDRESSES = 4096
-"""Most addresses whose request rate is kept; beyond that, the longest idle one is dropped."""
+MAX_TRACKED_MACHINES = 4096
+"""Most machines whose request rate is kept; beyond that, the longest idle one is dropped."""
 
 FREE_CONNECTIONS = 8
-"""Connections that do not count for an address once it has received a whole chunk."""
+"""Connections that do not count for a machine once it has received a whole chunk."""
 
 SENDERS = 4
 """Threads for fast readers; the event loop serves all others."""
@@ -49,13 +51,13 @@ class ServerLimits:
     """Bounds that keep a server alive under misuse."""
 
     connections: int = 1024
-    """Most open connections; beyond that, a newcomer replaces one of the address that has most."""
+    """Most open connections; beyond that, a newcomer replaces one of the machine that has most."""
     connections_per_address: int = 128
-    """Most open connections from one address."""
+    """Most open connections from one machine."""
     requests_per_s: float = 500.0
-    """Sustained requests per second from one address."""
+    """Sustained requests per second from one machine."""
     burst: int = 1000
-    """Requests an address may make at once after a quiet time."""
+    """Requests a machine may make at once after a quiet time."""
     idle_s: float = 30.0
     """A connection without a complete request for this long is closed."""
     send_s: float = 120.0
@@ -67,28 +69,28 @@ class ServerLimits:
 
 
 class RequestRates:
-    """A token bucket per address. Not thread-safe: one event loop owns it."""
+    """A token bucket per machine. Not thread-safe: one event loop owns it."""
 
     def __init__(self, rate_per_s: float, burst: int) -> None:
         self._rate = rate_per_s
         self._burst = burst
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def admit(self, address: str, now_s: float) -> bool:
-        """Take one token; False when the address has none left."""
-        tokens, then_s = self._buckets.pop(address, (float(self._burst), now_s))
+    def admit(self, machine: str, now_s: float) -> bool:
+        """Take one token; False when the machine has none left."""
+        tokens, then_s = self._buckets.pop(machine, (float(self._burst), now_s))
         tokens = min(float(self._burst), tokens + (now_s - then_s) * self._rate)
         admitted = tokens >= 1
-        self._buckets[address] = (tokens - 1 if admitted else tokens, now_s)
-        while len(self._buckets) > MAX_TRACKED_ADDRESSES:
+        self._buckets[machine] = (tokens - 1 if admitted else tokens, now_s)
+        while len(self._buckets) > MAX_TRACKED_MACHINES:
             self._buckets.popitem(last=False)
         return admitted
 
 
 class ConnectionTable(Generic[C]):
-    """The addresses that hold a server's connections; one event loop owns it.
+    """The machines that hold a server's connections; one event loop owns it.
 
-    When a server is full, a newcomer replaces a connection of the address that has most. Of these
+    When a server is full, a newcomer replaces a connection of the machine that has most. Of these
     the one is cut whose last start or end of a request is oldest: idle ones and slow readers go
     first.
     """
@@ -96,22 +98,22 @@ class ConnectionTable(Generic[C]):
     def __init__(self, limits: ServerLimits) -> None:
         self._limits = limits
         self._held: dict[C, tuple[str, float]] = {}
-        self._per_address: Counter[str] = Counter()
+        self._per_machine: Counter[str] = Counter()
         self._known: OrderedDict[str, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def take(self, connection: C, address: str, now_s: float) -> C | None:
+    def take(self, connection: C, machine: str, now_s: float) -> C | None:
         """Add a newcomer; returns the connection to cut, which may be the newcomer."""
-        self._held[connection] = (address, now_s)
-        self._per_address[address] += 1
-        if self._per_address[address] > self._limits.connections_per_address:
+        self._held[connection] = (machine, now_s)
+        self._per_machine[machine] += 1
+        if self._per_machine[machine] > self._limits.connections_per_address:
             return connection
         if len(self._held) <= self._limits.connections:
             return None
-        most = max(map(self._counted, self._per_address))
-        crowd = {a for a in self._per_address if self._counted(a) == most}
+        most = max(map(self._counted, self._per_machine))
+        crowd = {a for a in self._per_machine if self._counted(a) == most}
         return min(
             (c for c, (holder, _) in self._held.items() if holder in crowd),
             key=lambda c: (c is connection, self._held[c][1]),
@@ -122,23 +124,23 @@ class ConnectionTable(Generic[C]):
         if connection in self._held:
             self._held[connection] = (self._held[connection][0], now_s)
 
-    def know(self, address: str) -> None:
-        """Record that an address received a whole chunk."""
-        self._known.pop(address, None)
-        self._known[address] = None
-        if len(self._known) > MAX_TRACKED_ADDRESSES:
+    def know(self, machine: str) -> None:
+        """Record that a machine received a whole chunk."""
+        self._known.pop(machine, None)
+        self._known[machine] = None
+        if len(self._known) > MAX_TRACKED_MACHINES:
             self._known.popitem(last=False)
 
     def leave(self, connection: C) -> None:
         """Forget a connection; nothing happens when it is not in the table."""
         if (held := self._held.pop(connection, None)) is None:
             return
-        self._per_address[held[0]] -= 1
-        if not self._per_address[held[0]]:
-            del self._per_address[held[0]]
+        self._per_machine[held[0]] -= 1
+        if not self._per_machine[held[0]]:
+            del self._per_machine[held[0]]
 
-    def _counted(self, address: str) -> int:
-        return self._per_address[address] - FREE_CONNECTIONS * (address in self._known)
+    def _counted(self, machine: str) -> int:
+        return self._per_machine[machine] - FREE_CONNECTIONS * (machine in self._known)
 
 
 class LimitedServer(web.Server):
@@ -171,9 +173,9 @@ class LimitedServer(web.Server):
         super().connection_made(handler, transport)
         prefer_congestion_control(transport.get_extra_info("socket"))
         peer = transport.get_extra_info("peername")
-        address = str(peer[0]) if peer else ""
+        machine = machine_of(str(peer[0])) if peer else ""
         self._transports[handler] = transport
-        cut = self._table.take(handler, address, asyncio.get_running_loop().time())
+        cut = self._table.take(handler, machine, asyncio.get_running_loop().time())
         if cut is not None:
             self._metrics.cut_off.labels("too_many" if cut is handler else "displaced").inc()
             self._table.leave(cut)

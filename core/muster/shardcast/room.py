@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import ipaddress
 import math
 import secrets
 from collections import Counter
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from muster.lifecycle import machine_of
 from muster.protocol.errors import MusterError, StorageError
 from muster.protocol.ids import Hash32
 
@@ -125,7 +125,7 @@ class Room:
                 "the chain has no such work with a bond",
                 hint="submit it directly, or open a dispute, then try again after some blocks",
             )
-        async with self._turn(_machine_of(address)) as upload:
+        async with self._turn(machine_of(address)) as upload:
             if kind == "files":
                 await self._take_file(name, self._received(upload, parts, MAX_FILE_BYTES))
             else:
@@ -242,17 +242,6 @@ class Room:
 
     def _path(self, kind: str, name: Hash32) -> Path:
         return (self._files if kind == "files" else self._work) / name.hex()
-
-
-def _machine_of(address: str) -> str:
-    """Return the /64 of an IPv6 address, which usually has one owner; else the address."""
-    try:
-        ip = ipaddress.ip_address(address)
-    except ValueError:
-        return address
-    if ip.version == 4 or ip.ipv4_mapped is not None:
-        return address
-    return str(ipaddress.ip_network((int(ip) >> 64 << 64, 64)))
 
 
 def _cannot_keep(error: OSError) -> StorageError:

@@ -20,6 +20,7 @@ from typing import BinaryIO, TypeVar
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
+from muster.lifecycle import machine_of
 from muster.protocol.errors import ConfigError, StorageError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.shardcast.chunks import Region
@@ -173,7 +174,7 @@ class ShardServer:
             return web.Response(status=500)
 
     def _refusal(self, request: web.BaseRequest) -> web.Response | None:
-        if not self._rates.admit(request.remote or "", self._loop.time()):
+        if not self._rates.admit(_machine(request), self._loop.time()):
             return web.Response(status=429, headers={"Retry-After": "1"})
         has_room = self._room is not None and _asked(request.path)[0] in _ROOM_KINDS
         is_put = request.method == "PUT" and has_room
@@ -336,7 +337,7 @@ class ShardServer:
         if len(window) <= INLINE_BYTES and request.method == "GET":
             body = os.pread(file.fileno(), len(window), window.start)
             self.metrics.sent_bytes.inc(len(body))
-            self._table.know(request.remote or "")
+            self._table.know(_machine(request))
             return web.Response(status=status, body=body, headers=headers)
         response = web.StreamResponse(status=status, headers=headers)
         response.content_type = "application/octet-stream"
@@ -345,7 +346,7 @@ class ShardServer:
         try:
             if request.method == "GET":
                 await self._sendfile(request, file, window)
-                self._table.know(request.remote or "")
+                self._table.know(_machine(request))
             await response.write_eof()
         except ConnectionError as error:
             # A reader that disconnects is no error here; raised, it would log a traceback each
@@ -389,6 +390,10 @@ class ShardServer:
             return value
         finally:
             self._waiting -= 1
+
+
+def _machine(request: web.BaseRequest) -> str:
+    return machine_of(request.remote or "")
 
 
 def _asked(path: str) -> tuple[str, tuple[str, ...]]:

@@ -1,20 +1,25 @@
 """Token buckets: burst, refill, and a bounded memory of addresses."""
 
+import asyncio
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiohttp import web
 from hypothesis import given, strategies as st
 
 from muster.shardcast.connections import (
     FREE_CONNECTIONS,
-    MAX_TRACKED_ADDRESSES,
+    MAX_TRACKED_MACHINES,
     ConnectionTable,
+    LimitedServer,
     RequestRates,
     ServerLimits,
     prefer_congestion_control,
 )
+from muster.shardcast.metrics import ShardMetrics
 
 
 def test_address_may_burst_and_is_then_refused() -> None:
@@ -44,7 +49,7 @@ def test_quiet_time_earns_no_more_than_the_burst() -> None:
 def test_longest_idle_address_is_forgotten_when_there_are_too_many() -> None:
     rates = RequestRates(0.001, burst=1)
     rates.admit("first", 0.0)
-    for number in range(MAX_TRACKED_ADDRESSES):
+    for number in range(MAX_TRACKED_MACHINES):
         rates.admit(str(number), 0.0)
     assert rates.admit("first", 0.0)
 
@@ -122,3 +127,37 @@ def test_congestion_control_stays_when_the_kernel_lacks_it(sock: socket.socket) 
     before = control_of(sock)
     prefer_congestion_control(sock, b"nosuch")
     assert control_of(sock) == before
+
+
+class Line(asyncio.Transport):
+    """A connection from an address."""
+
+    def __init__(self, address: str, sock: socket.socket) -> None:
+        super().__init__({"peername": (address, 1), "socket": sock})
+        self.is_cut = False
+
+    def abort(self) -> None:
+        """Remember it."""
+        self.is_cut = True
+
+
+@pytest.mark.parametrize(
+    ("addresses", "cut"),
+    [
+        (("2001:db8:0:1::1", "2001:db8:0:1::2", "2001:db8:0:1:ffff::3"), [False, False, True]),
+        (("2001:db8:0:1::1", "2001:db8:0:1::2", "2001:db8:0:2::3"), [False, False, False]),
+        (("10.0.0.1", "10.0.0.1", "::ffff:10.0.0.1"), [False, False, True]),
+        (("10.0.0.1", "10.0.0.2", "10.0.0.3"), [False, False, False]),
+    ],
+)
+async def test_connections_count_by_machine(addresses: tuple[str, ...], cut: list[bool]) -> None:
+    async def never(_request: Any) -> web.Response:
+        raise AssertionError
+
+    limits = ServerLimits(connections_per_address=2)
+    server = LimitedServer(never, limits, ConnectionTable(limits), ShardMetrics())
+    with socket.socket() as sock:
+        lines = [Line(address, sock) for address in addresses]
+        for line in lines:
+            server().connection_made(line)
+    assert [line.is_cut for line in lines] == cut

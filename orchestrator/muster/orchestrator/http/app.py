@@ -18,9 +18,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from muster.lifecycle import machine_of
 from muster.orchestrator.dashboard import routes
 from muster.orchestrator.http import nodes, public, validators
-from muster.orchestrator.http.crowd import subnet_of
 from muster.orchestrator.http.errors import (
     TooMany,
     add_error_handlers,
@@ -212,7 +212,7 @@ class RequestGuard:
             size += len(message.get("body", b""))
             return message
 
-        host = subnet_of((scope.get("client") or ("local", 0))[0])
+        host = machine_of((scope.get("client") or ("local", 0))[0])
         refusal = self._refusal(scope, host)
         try:
             if refusal is None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Generic, TypeVar
 
+from muster.lifecycle import machine_of
 from muster.protocol.errors import ConfigError
 
 T = TypeVar("T")
@@ -87,29 +88,12 @@ _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 @lru_cache(maxsize=4096)
-def subnet_of(host: str) -> str:
-    """Return the key of one machine: an IPv4 address, or the /64 of an IPv6 address.
-
-    The owner of an IPv6 address usually has its whole /64, and could use a new address per request.
-    """
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host
-    if address.version == 4:
-        return host
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(ipaddress.ip_network((int(address) >> 64 << 64, 64)).network_address)
-
-
-@lru_cache(maxsize=4096)
 def place_of(host: str) -> tuple[str, str]:
     """Return the network and the machine of an address, as limits count them.
 
     A network is a block that is usually rented as a whole: an IPv4 /24 or an IPv6 /48.
     """
-    machine = subnet_of(host)
+    machine = machine_of(host)
     try:
         version = ipaddress.ip_address(machine).version
     except ValueError:

@@ -19,7 +19,7 @@ from starlette.types import Message
 from muster.api.routes import MAX_JSON_BYTES, Body
 from muster.api.signing import EMPTY_BODY_HASH, SignedHeaders, verify_request
 from muster.chain import MemberView
-from muster.orchestrator.http.crowd import subnet_of
+from muster.lifecycle import machine_of
 from muster.orchestrator.http.errors import TooMany, refuse
 from muster.orchestrator.http.quotas import BodyRoom
 from muster.orchestrator.services import Services
@@ -88,7 +88,7 @@ def verify(
 
 def host_of(request: Request) -> str:
     """Return the key of a caller's machine for quotas."""
-    return subnet_of(request.client.host if request.client else "local")
+    return machine_of(request.client.host if request.client else "local")
 
 
 def require_run(services: Services, run_id: int) -> RunId:
