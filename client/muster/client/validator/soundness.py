@@ -47,7 +47,7 @@ from muster.client.validator.judging import (
     unread,
 )
 from muster.client.validator.replay import Statistic, measure
-from muster.client.worker.generation import build_submission, play_ticket, submission_of
+from muster.client.worker.generation import Ungraded, play_ticket, submission_of
 from muster.inference import InferenceEngine
 from muster.inference.engine import set_aside_in
 from muster.lifecycle import ComputeThread
@@ -136,35 +136,46 @@ def prove(
     """Return how a validator would judge the engine's work; both engines must have the policy
     loaded."""
     started = time.perf_counter()
-    rows = build_submission(ticket, rules.recipe, rules.task_set, engine)
+    played = play_ticket(ticket, rules.recipe, rules.task_set, engine)
     generated = time.perf_counter()
-    judgement = _examine_own(ticket, rows, rules, reference)
+    judgement, finding = _judge_played(ticket, played, rules, reference)
     replays = judgement.replays
     return SelfProof(
-        finding=judgement.finding,
+        finding=finding,
         statistics=measure(replays, rules.calibration),
         strain=conduct_of(replays, rules.calibration).strain if replays else 1.0,
-        samples=len(rows),
+        samples=len(played.rows),
         units=judgement.units,
         generate_s=generated - started,
         check_s=time.perf_counter() - generated,
     )
 
 
+def _judge_played(
+    ticket: Ticket, played: Ungraded, rules: Rules, engine: InferenceEngine
+) -> tuple[Judgement, FailedCheck | None]:
+    """Return the judgement on rows that nobody signs, and the failed check that says something
+    about the machine that made them, or None.
+    """
+    try:
+        judgement = _examine_own(ticket, played.graded(), rules, engine)
+    except TaskError:
+        # An answer that cannot be graded says nothing about the machine; its proofs do.
+        judgement = _examine_own(ticket, played.rows, rules, engine)
+        if replays := judgement.replays:
+            limits = rules.calibration
+            return judgement, check_proofs(replays, limits) or check_sampling(replays, limits)
+    return judgement, fault_of_machine(judgement.finding)
+
+
 def _examine_own(
-    ticket: Ticket,
-    rows: list[Rollout],
-    rules: Rules,
-    reference: InferenceEngine,
-    *,
-    proofs_first: bool = False,
+    ticket: Ticket, rows: list[Rollout], rules: Rules, engine: InferenceEngine
 ) -> Judgement:
-    """Return the judgement on the file of rows that nobody signs."""
     data = encode_rollouts(rows)
     claim = _unsigned(ticket, rows, data, rules.recipe)
     if finding := check_file(data):
         return unread(claim, finding)
-    return examine(claim, decode_rollouts(data), rules, reference, proofs_first=proofs_first)
+    return examine(claim, decode_rollouts(data), rules, engine, proofs_first=True)
 
 
 def _unsigned(ticket: Ticket, rows: Sequence[Rollout], data: bytes, recipe: Recipe) -> ClaimedWork:
@@ -270,15 +281,7 @@ def judge_generated(ticket: Ticket, rules: Rules, engine: InferenceEngine) -> Fa
     loaded."""
     rules = small(rules)
     played = play_ticket(ticket, rules.recipe, rules.task_set, engine)
-    try:
-        judgement = _examine_own(ticket, played.graded(), rules, engine, proofs_first=True)
-    except TaskError:
-        # An answer that cannot be graded says nothing about the machine; its proofs do.
-        judgement = _examine_own(ticket, played.rows, rules, engine, proofs_first=True)
-        if replays := judgement.replays:
-            limits = rules.calibration
-            return check_proofs(replays, limits) or check_sampling(replays, limits)
-    return fault_of_machine(judgement.finding)
+    return _judge_played(ticket, played, rules, engine)[1]
 
 
 def fault_of_machine(finding: FailedCheck | None) -> FailedCheck | None:

@@ -38,6 +38,7 @@ from muster.client.validator.soundness import (
     evidence_of,
     judge_generated,
     pausing,
+    prove,
 )
 from muster.client.worker.generation import GRADING_ATTEMPTS
 from muster.inference.examining import Recomputed
@@ -341,6 +342,22 @@ async def test_an_own_answer_that_cannot_be_graded_is_no_flaw(
     Grader(monkeypatch, later).first = iter([UNDECIDED] * GRADING_ATTEMPTS)
     await bench.loop.validate(batch)
     assert (bench.posts, bench.alarms) == (1, [])
+
+
+CHANCE = [Graded(1.0, is_repeatable=False)], Graded(0.0, is_repeatable=False)
+UNGRADED = [UNDECIDED] * GRADING_ATTEMPTS, UNDECIDED
+
+
+@pytest.mark.parametrize(("first", "later"), [CHANCE, UNGRADED], ids=["chance", "undecided"])
+@pytest.mark.parametrize("is_another", [False, True])
+def test_a_self_proof_blames_the_engine_and_not_the_grades(
+    monkeypatch: pytest.MonkeyPatch, first: list[Grade], later: Grade, is_another: bool
+) -> None:
+    Grader(monkeypatch, later).first = iter(first)
+    engine: Any = HashEngine(PolicyVersion(3))
+    reference: Any = HashEngine(PolicyVersion(4 if is_another else 3))
+    found = prove(make_ticket(), RULES, engine, reference)
+    assert (found.finding is None, bool(found.statistics)) == (not is_another, True)
 
 
 async def test_a_disturbed_engine_is_found_by_answers_that_cannot_be_graded(
