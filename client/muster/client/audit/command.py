@@ -30,6 +30,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,7 +60,7 @@ from muster.client.cli.options import (
     together,
 )
 from muster.client.cli.printing import print_json
-from muster.protocol.errors import ChainUnreachable, ConfigError
+from muster.protocol.errors import ChainUnreachable, ConfigError, RpcError
 from muster.protocol.ids import PolicyVersion, RunId
 from muster.settings import urls_of
 from muster.settings.options import RELAY_HELP
@@ -448,18 +449,29 @@ async def _watch(
             proof=ProofLevel(options["prove"]),
             finality=options["finality"],
         )
-        while True:
-            try:
-                seen = await watched.look()
-            except ChainUnreachable as error:
-                if once:
-                    raise
-                click.echo(f"waiting: {error}", err=True)
-            else:
-                print_seen(seen, as_json=as_json)
-                if once:
-                    return bool(seen.contradictions)
-            await asyncio.sleep(poll_s)
+        return await follow(watched.look, once=once, poll_s=poll_s, as_json=as_json)
+
+
+async def follow(
+    look: Callable[[], Awaitable[Seen]], *, once: bool, poll_s: float, as_json: bool
+) -> bool:
+    """Print what each look shows; with `once` return whether anything contradicts.
+
+    Without `once` it goes on when the endpoint does not answer, or refuses: what it refuses once,
+    for its load or a range that it has not indexed yet, it may grant later.
+    """
+    while True:
+        try:
+            seen = await look()
+        except (ChainUnreachable, RpcError) as error:
+            if once:
+                raise
+            click.echo(f"waiting: {error}", err=True)
+        else:
+            print_seen(seen, as_json=as_json)
+            if once:
+                return bool(seen.contradictions)
+        await asyncio.sleep(poll_s)
 
 
 def print_seen(seen: Seen, *, as_json: bool) -> None:
