@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -111,6 +111,9 @@ class Network:
     run: Run
     orchestrator: str = ""
     origin: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Settings of the orchestrator that differ from the usual ones."""
+    serving: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     def _common(self, name: str) -> dict[str, Any]:
         return {
@@ -194,6 +197,15 @@ class Network:
                 await take_from_faucet(chain, wallet.address, JUROR_STAKE)
                 await join_bench(chain, JUROR_STAKE)
 
+    async def start_orchestrator(self, wallet: Wallet = ORCHESTRATOR, **changes: Any) -> None:
+        """Start the orchestrator, with an account and changed settings."""
+        serving = _orchestrator(self, wallet, self.settings | changes)
+        self.orchestrator = await self.serving.enter_async_context(serving)
+
+    async def stop_orchestrator(self) -> None:
+        """Stop the orchestrator."""
+        await self.serving.aclose()
+
     async def view(self) -> ChainView:
         return await read_view(self.owner, ChainView())
 
@@ -275,8 +287,9 @@ async def open_network(
         await network.publish(V0)
         origin = await stack.enter_async_context(ShardServer(store))
         network.origin = origin.url
-        serving = _orchestrator(network, origin.url, orchestrator)
-        network.orchestrator = await stack.enter_async_context(serving)
+        network.settings = orchestrator
+        stack.push_async_callback(network.stop_orchestrator)
+        await network.start_orchestrator()
         yield network
 
 
@@ -295,9 +308,10 @@ def _config(run: Run) -> RunConfig:
 
 @asynccontextmanager
 async def _orchestrator(
-    network: Network, origin: str, changes: dict[str, Any]
+    network: Network, wallet: Wallet, changes: dict[str, Any]
 ) -> AsyncIterator[str]:
     ready = network.folder / "ready"
+    ready.unlink(missing_ok=True)
     given: dict[str, Any] = {
         "run": network.run_id,
         "keystore": network.folder / "unused",
@@ -308,13 +322,13 @@ async def _orchestrator(
         "database": network.folder / "orchestrator.sqlite3",
         "port": 0,
         "ready_file": ready,
-        "origin": origin,
+        "origin": network.origin,
         "poll_s": POLL_S,
         "commit_interval_s": 0.1,
         "retry_after_s": 0.1,
     }
     settings = OrchestratorSettings(**given | changes)
-    process = asyncio.create_task(serve(settings, ORCHESTRATOR.key))
+    process = asyncio.create_task(serve(settings, wallet.key))
     async with asyncio.timeout(180):
         while not ready.exists():
             if process.done():

@@ -94,7 +94,7 @@ async def connect(settings: NodeSettings, wallet: Wallet) -> AsyncIterator[Conne
                 settings.orchestrator,
                 key=wallet.key,
                 domain=domain,
-                audience=run.config.orchestrator,
+                audience=lambda: view.runs[run.run_id].config.orchestrator,
             )
         )
         relays = settings.relay or await _named_relays(api, settings)

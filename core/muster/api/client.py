@@ -122,12 +122,13 @@ class OrchestratorApi:
         *,
         key: bytes | None = None,
         domain: Domain | None = None,
-        audience: Address | None = None,
+        audience: Address | Callable[[], Address] | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
         timeout_s: float = 10.0,
         clock: Callable[[], float] = time.time,
         backoff_s: float = 0.2,
     ) -> None:
+        """`audience` is the orchestrator's account, or returns the one that the chain names now."""
         self._key = key
         self._domain = domain
         self._audience = audience
@@ -466,7 +467,7 @@ class OrchestratorApi:
         return sign_request(
             self._key,
             self._domain,
-            self._audience,
+            self._audience() if callable(self._audience) else self._audience,
             request.method,
             request.url.raw_path.decode("ascii"),
             body_hash=body_hash,

@@ -67,9 +67,12 @@ class _Server(uvicorn.Server):
             await super().serve(sockets)
         finally:
             # When cancelled, uvicorn leaves its listeners in the event loop, which would then
-            # mistake the next socket with the same number for one that it already watches.
+            # mistake the next socket with the same number for one that it already watches; and its
+            # connections, whose requests would find the database closed.
             for listening in self.servers:
                 listening.close()
+            for connection in tuple(self.server_state.connections):
+                connection.transport.abort()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, then report it."""

@@ -9,7 +9,7 @@ from typing import Protocol
 from muster.chain import Chain, ChainView, Event, StreamItem
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ContractRevert
-from muster.protocol.ids import Hash32, PolicyVersion, RunId
+from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
 from muster.protocol.messages import OutcomeRecord
 from muster.protocol.seeds import ticket_seed
 
@@ -49,6 +49,12 @@ class ChainLedger:
         """Whether the run's owner closed the run."""
         run = self._view.runs.get(self._run_id)
         return run is not None and bool(run.closed_at)
+
+    @property
+    def orchestrator(self) -> Address | None:
+        """The account that the run names as its orchestrator now; None until the run is seen."""
+        run = self._view.runs.get(self._run_id)
+        return None if run is None else run.config.orchestrator
 
     def seed_of(self, record: OutcomeRecord) -> Hash32 | None:
         """Return the seed of a record's ticket; None when the chain does not show its inputs."""

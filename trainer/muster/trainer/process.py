@@ -93,6 +93,8 @@ async def serve(settings: TrainerSettings, key: bytes) -> None:
                 )
             )
             config = await _run_config(chain, run_id, key)
+            view = ChainView()
+            ledger = ChainLedger(view, run_id)
             store = ChunkStore(settings.store, keep=settings.keep)
             server = await stack.enter_async_context(
                 ShardServer(store, settings.host, settings.port)
@@ -103,13 +105,12 @@ async def serve(settings: TrainerSettings, key: bytes) -> None:
                     settings.orchestrator,
                     key=key,
                     domain=chain.domain("ContributionLedger"),
-                    audience=config.orchestrator,
+                    audience=lambda: ledger.orchestrator or config.orchestrator,
                 )
             )
             recipe = await _load_recipe(settings, config.recipe_hash, api)
             lists = await _make_lists(settings, recipe, config.task_set_hash, api)
-            view = ChainView()
-            ledger, policy_roots = ChainLedger(view, run_id), PolicyRoots(chain, run_id)
+            policy_roots = PolicyRoots(chain, run_id)
             recent = await policy_roots.recent_roots(recipe.training.max_async_level)
         make = _Assembly(settings, run_id, recipe, store, chain, key, team)
         parts = await compute.run(make.parts, config, ledger, policy_roots, recent, api, compute)

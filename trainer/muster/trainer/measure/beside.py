@@ -176,7 +176,7 @@ async def evaluate_run(
                 wish.orchestrator,
                 key=key,
                 domain=chain.domain("ContributionLedger"),
-                audience=run.config.orchestrator,
+                audience=lambda: view.runs[wish.run].config.orchestrator,
             )
         )
         recipe = Recipe.from_bytes(await api.document(run.config.recipe_hash))
