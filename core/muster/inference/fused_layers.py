@@ -15,7 +15,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from muster.inference.layer_math import Norm, TorchMath
+from muster.inference.layer_math import LayerMath, Norm
 
 PIECE = 1024
 """Inner units of one program."""
@@ -120,20 +120,17 @@ def _gate_piece(gates, ups, out, width, size: tl.constexpr):  # type: ignore[no-
     tl.store(out + row * width + places, (opened * up.to(tl.float32)).to(like), mask=own)
 
 
-class FusedMath:
+class FusedMath(LayerMath):
     """The operations by kernels; what they do not cover, by torch."""
 
-    def __init__(self) -> None:
-        self._plain = TorchMath()
-
     def norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
-        """See `LayerMath`."""
+        """As `LayerMath.norm`."""
         return self._norm(x, None, norm)[1]
 
     def add_norm(
         self, x: torch.Tensor, added: torch.Tensor, norm: Norm
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `LayerMath`."""
+        """As `LayerMath.add_norm`."""
         return self._norm(x, added.contiguous(), norm)
 
     def _norm(
@@ -156,7 +153,7 @@ class FusedMath:
         cos_N1E: torch.Tensor,
         sin_N1E: torch.Tensor,
     ) -> None:
-        """See `LayerMath`."""
+        """As `LayerMath.turn`."""
         tokens, heads, size = heads_NAE.shape
         if not tokens:
             return
@@ -172,10 +169,10 @@ class FusedMath:
     def gated(
         self, activation: Callable[[torch.Tensor], Any], gate: torch.Tensor, up: torch.Tensor
     ) -> torch.Tensor:
-        """See `LayerMath`."""
+        """As `LayerMath.gated`."""
         is_silu = activation is F.silu or type(activation).__name__ in ("SiLU", "SiLUActivation")
         if not is_silu or not len(gate):
-            return self._plain.gated(activation, gate, up)
+            return super().gated(activation, gate, up)
         tokens, width = gate.shape
         out = torch.empty_like(gate)
         _gate_piece[(tokens, triton.cdiv(width, PIECE))](

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -31,39 +31,11 @@ class Norm(NamedTuple):
     """Whether 1 is added to the weights, as in Gemma, whose norm rounds only at the end."""
 
 
-class LayerMath(Protocol):
-    """The operations; all but `turn` leave their arguments as they are."""
+class LayerMath:
+    """The operations by torch, on any device; all but `turn` leave their arguments as they are."""
 
     def norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
         """Return the norm of the last axis of `x` [N, H]."""
-
-    def add_norm(
-        self, x: torch.Tensor, added: torch.Tensor, norm: Norm
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the sum of two tensors [N, H], and its norm."""
-
-    def turn(
-        self,
-        heads_NAE: torch.Tensor,
-        norm: Norm | None,
-        cos_N1E: torch.Tensor,
-        sin_N1E: torch.Tensor,
-    ) -> None:
-        """Normalise heads if `norm` is given, and rotate them, in place. The first halves of the
-        sines are negated; rows of `heads_NAE` are contiguous.
-        """
-
-    def gated(
-        self, activation: Callable[[torch.Tensor], Any], gate: torch.Tensor, up: torch.Tensor
-    ) -> torch.Tensor:
-        """Return `activation(gate) * up`, both [N, I]."""
-
-
-class TorchMath:
-    """The operations by torch, on any device."""
-
-    def norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
-        """See `LayerMath`."""
         weight, eps, is_offset = norm
         if x.dtype == torch.float32 and weight.dim() == 1 and not is_offset:
             return F.rms_norm(x, weight.shape, weight, eps)
@@ -75,7 +47,7 @@ class TorchMath:
     def add_norm(
         self, x: torch.Tensor, added: torch.Tensor, norm: Norm
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `LayerMath`."""
+        """Return the sum of two tensors [N, H], and its norm."""
         x = x + added
         return x, self.norm(x, norm)
 
@@ -86,7 +58,9 @@ class TorchMath:
         cos_N1E: torch.Tensor,
         sin_N1E: torch.Tensor,
     ) -> None:
-        """See `LayerMath`."""
+        """Normalise heads if `norm` is given, and rotate them, in place. The first halves of the
+        sines are negated; rows of `heads_NAE` are contiguous.
+        """
         heads = heads_NAE if norm is None else self.norm(heads_NAE, norm)
         swapped = heads.roll(heads.shape[-1] // 2, dims=-1)
         torch.add(heads * cos_N1E, swapped * sin_N1E, out=heads_NAE)
@@ -94,7 +68,7 @@ class TorchMath:
     def gated(
         self, activation: Callable[[torch.Tensor], Any], gate: torch.Tensor, up: torch.Tensor
     ) -> torch.Tensor:
-        """See `LayerMath`."""
+        """Return `activation(gate) * up`, both [N, I]."""
         made: torch.Tensor = activation(gate) * up
         return made
 
@@ -102,7 +76,7 @@ class TorchMath:
 @cache
 def math_on(device: torch.device, dtype: torch.dtype) -> LayerMath:
     """Return the fused operations where they run and agree with torch's, else torch's."""
-    plain = TorchMath()
+    plain = LayerMath()
     if device.type != "cuda" or dtype not in HALF:
         return plain
     try:
