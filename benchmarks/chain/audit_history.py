@@ -32,7 +32,7 @@ from muster.client.audit.observed import Observed
 from muster.protocol.eip712 import Domain, address_of, digest, sign
 from muster.protocol.encoding import abi_words, address_bytes, hex0x, keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step, to_address
-from muster.protocol.merkle import merkle_root
+from muster.protocol.merkle import batch_root, merkle_root
 from muster.protocol.messages import (
     OutcomeRecord,
     Outcomes,
@@ -237,7 +237,7 @@ class History:
 
     def _one_batch(self, first: int, count: int) -> Iterator[DumpedBlock]:
         claimed = [self._submission(first + i) for i in range(count)]
-        root = merkle_root([submission.leaf() for _, submission in claimed])
+        root = batch_root([submission.leaf() for _, submission in claimed])
         units = sum(submission.units for _, submission in claimed)
         self.batches += 1
         batch_id, committed_at = self.batches, self.now + BLOCK_S

@@ -26,6 +26,7 @@ from muster.chain import (
     apply_poll,
 )
 from muster.chain.outgoing import UnsignedTransaction
+from muster.chain.structs import CommittedWork
 from muster.chain.view_parts import BatchView
 from muster.client.stake import join_bench, join_run, take_seat
 from muster.deploy import DeployParameters, deploy_contracts
@@ -34,7 +35,7 @@ from muster.protocol.eip712 import address_of, digest, sign
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
 from muster.protocol.jury import Ruling, claim_announcement, summons_of, vote_commitment
-from muster.protocol.merkle import merkle_proof, merkle_root
+from muster.protocol.merkle import batch_proof, batch_root
 from muster.protocol.messages import (
     OutcomeRecord,
     Outcomes,
@@ -217,7 +218,7 @@ class Network:
 
     async def commit(self, works: Sequence[Submission]) -> tuple[int, Receipt]:
         """Commit a batch; return its number."""
-        root = merkle_root([work.leaf() for work in works])
+        root = batch_root([work.leaf() for work in works])
         units = sum(work.units for work in works)
         ledger = self.of("orchestrator").ledger
         return await ledger.commit_batch(self.run, root, len(works), units)
@@ -251,8 +252,13 @@ class Network:
         self, batch: BatchView, works: Sequence[Submission], position: int
     ) -> Receipt:
         """Slash the worker at a place of a batch."""
-        work, ledger = works[position], self.of("orchestrator").ledger
-        return await ledger.execute_fraud(batch.prove(position), work, self.signed(work))
+        held, ledger = self.held(works, position), self.of("orchestrator").ledger
+        return await ledger.execute_fraud(batch.prove(position), held)
+
+    def held(self, works: Sequence[Submission], position: int) -> CommittedWork:
+        """Return the work at a place of a batch, signed and proven."""
+        siblings = tuple(batch_proof([work.leaf() for work in works], position))
+        return CommittedWork(works[position], self.signed(works[position]), siblings)
 
     def signed(self, work: Submission) -> bytes:
         """Return the signature of the worker's node."""
@@ -290,11 +296,8 @@ class Network:
         leaf = batch.leaves()[position]
         said = claim_announcement(self.address("claimant"), leaf, REJECTED, SALT)
         self.note("announce", await court.announce(said))
-        work = works[position]
-        self.note(
-            "claim_case",
-            await court.claim(proof, work, self.signed(work), REJECTED.number, SALT, SOURCES),
-        )
+        held = self.held(works, position)
+        self.note("claim_case", await court.claim(proof, held, REJECTED.number, SALT, SOURCES))
         return leaf
 
     async def vote(self, case_id: Hash32, ruling: Ruling) -> str:
@@ -371,9 +374,9 @@ class Network:
         direct = await self.direct(CAROL)
         await self.pass_time(PARAMETERS.outcome_deadline_s)
         batch = await self.batch(batch_id)
-        proof = merkle_proof([work.leaf() for work in works], 0)
+        proof = batch_proof([work.leaf() for work in works], 0)
         leased = await self.leased(works[0])
-        split = await self.of(ALICE).ledger.split_off(batch.header(), leased, proof, SOURCES)
+        split = await self.of(ALICE).ledger.split_off(batch.header(), leased, 0, proof, SOURCES)
         self.note("split_off", split)
         await self.summon_and_settle(CAROL, direct)
         await self.pass_time(PARAMETERS.challenge_window_s)

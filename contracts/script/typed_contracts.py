@@ -33,7 +33,7 @@ CALLED = {
     " standingOf submitDirect unitCapOf voidBatch",
     "DisputeCourt": "announce claim collectFee commitVote draw fineAbsentJuror fineSigner"
     " returnBond revealVote settle settleSummoned summon terms",
-    "FaultCourt": "proveDoubleOutcome proveDoubleSubmission",
+    "FaultCourt": "proveDoubleOutcome proveDoubleSubmission proveMisrecord",
     "RewardEscrow": "claim claimPeriod fund fundsOf isPaid reclaim recover",
 }
 """Functions that Muster's programs call; `test_chain_contracts.py` finds those no longer called."""

@@ -14,6 +14,7 @@ import {IRunRegistry} from "./interfaces/IRunRegistry.sol";
 import {IStakeVault} from "./interfaces/IStakeVault.sol";
 import {IWorkerRegistry} from "./interfaces/IWorkerRegistry.sol";
 import {BatchLib} from "./libraries/BatchLib.sol";
+import {BatchTreeLib} from "./libraries/BatchTreeLib.sol";
 import {EscrowLib} from "./libraries/EscrowLib.sol";
 import {OutcomeRecordLib} from "./libraries/OutcomeRecordLib.sol";
 import {SourcesLib} from "./libraries/SourcesLib.sol";
@@ -190,6 +191,7 @@ contract ContributionLedger is IContributionLedger, EIP712 {
     function splitOff(
         Batch calldata batch,
         LeasedWork calldata work,
+        uint32 position,
         bytes32[] calldata proof,
         string[] calldata sources
     ) external returns (uint64 batchId) {
@@ -201,7 +203,7 @@ contract ContributionLedger is IContributionLedger, EIP712 {
         (bytes32 leaf, address signer) = _checkOwnWork(work);
         require(
             submission.runId == batch.runId && _answers(batch, submission, signer) && submission.units <= batch.units
-                && MerkleProof.verifyCalldata(proof, batch.root, leaf),
+                && _holds(batch, position, leaf, proof),
             LedgerInvalidSubmission(submission.worker, signer)
         );
         _useSlot(submission);
@@ -278,10 +280,12 @@ contract ContributionLedger is IContributionLedger, EIP712 {
             emit BatchWithheld(batchId, posted.postedAt, posted.signers, signatures);
             return;
         }
-        posted.root = _checkRecords(batch, records);
+        posted.outcomesRoot = _checkRecords(batch, records);
         posted.status = BatchStatus.Judged;
         _commitments[batchId] = posted.hashOf();
-        emit OutcomesPosted(batchId, posted.runId, posted.root, posted.postedAt, posted.signers, records, signatures);
+        emit OutcomesPosted(
+            batchId, posted.runId, posted.outcomesRoot, posted.postedAt, posted.signers, records, signatures
+        );
     }
 
     /// @dev Returns the root over the outcomes, which are one per submission and hold no more units than the batch was
@@ -383,12 +387,12 @@ contract ContributionLedger is IContributionLedger, EIP712 {
             reason
         );
         Batch memory posted = batch;
-        posted.root = keccak256(abi.encodePacked(batch.batchId, uint32(0), record));
+        posted.outcomesRoot = keccak256(abi.encodePacked(batch.batchId, uint32(0), record));
         posted.postedAt = block.timestamp.toUint40();
         posted.signers = 0;
         posted.status = BatchStatus.Judged;
         _commitments[batch.batchId] = posted.hashOf();
-        emit OutcomesPosted(batch.batchId, batch.runId, posted.root, posted.postedAt, 0, record, "");
+        emit OutcomesPosted(batch.batchId, batch.runId, posted.outcomesRoot, posted.postedAt, 0, record, "");
     }
 
     function _dueAt(Batch calldata batch) private view returns (uint256) {
@@ -406,18 +410,27 @@ contract ContributionLedger is IContributionLedger, EIP712 {
     // -------------------------------------------------------------------- fraud
 
     /// @inheritdoc IContributionLedger
-    function executeFraud(OutcomeProof calldata outcome, Submission calldata submission, bytes calldata nodeSignature)
+    function executeFraud(OutcomeProof calldata outcome, CommittedWork calldata work)
         external
         returns (uint256 amount)
     {
         Standing memory standing = _standing(outcome);
         Batch calldata batch = outcome.batch;
+        Submission calldata submission = work.submission;
         _requireFraud(outcome, standing.verdict);
-        _checkEvidence(batch, standing.outcome, submission, nodeSignature);
-        IStakeVault.Verdict memory verdict = _verdictOf(outcome, standing, submission.worker);
+        (address signer, bool isHeld, bool isNamed) = _evidence(outcome, standing.outcome, work);
+        // Whoever a record does not name cannot know that it has to be contested.
+        require(isHeld && (isNamed || _isRuled(standing)), LedgerInvalidSubmission(submission.worker, signer));
+        IStakeVault.Verdict memory verdict =
+            _verdictOf(outcome, standing, submission.worker, OutcomeRecordLib.tagOf(submission.step, submission.index));
         bytes32 escrowId = EscrowLib.idOf(verdict);
         amount = vault.hold(verdict, _convict(batch, verdict, escrowId));
         emit FraudExecuted(batch.batchId, submission.worker, escrowId, standing.leaf, outcome.position, amount);
+    }
+
+    /// @dev Returns whether a jury's ruling stands in place of the recorded one.
+    function _isRuled(Standing memory standing) private pure returns (bool) {
+        return standing.verdict != standing.outcome.verdict || standing.reason != standing.outcome.reason;
     }
 
     function _requireFraud(OutcomeProof calldata outcome, uint8 verdict) private pure {
@@ -425,7 +438,7 @@ contract ContributionLedger is IContributionLedger, EIP712 {
     }
 
     /// @dev Returns what the vault is told of a fraud that stands.
-    function _verdictOf(OutcomeProof calldata outcome, Standing memory standing, address worker)
+    function _verdictOf(OutcomeProof calldata outcome, Standing memory standing, address worker, uint64 tag)
         private
         pure
         returns (IStakeVault.Verdict memory)
@@ -435,7 +448,7 @@ contract ContributionLedger is IContributionLedger, EIP712 {
             runId: outcome.batch.runId,
             owner: worker,
             offence: exact ? IStakeVault.Offence.ExactFraud : IStakeVault.Offence.Fraud,
-            tag: standing.outcome.tagOf(),
+            tag: tag,
             batchId: outcome.batch.batchId,
             position: outcome.position
         });
@@ -457,30 +470,44 @@ contract ContributionLedger is IContributionLedger, EIP712 {
     }
 
     /// @inheritdoc IContributionLedger
-    function requireEvidence(
-        Batch calldata batch,
-        Outcome calldata judged,
-        Submission calldata submission,
-        bytes calldata nodeSignature
-    ) external view {
-        _checkEvidence(batch, judged, submission, nodeSignature);
+    function requireEvidence(OutcomeProof calldata outcome, CommittedWork calldata work)
+        external
+        view
+        returns (bool isHeld)
+    {
+        address signer;
+        bool isNamed;
+        (signer, isHeld, isNamed) = _evidence(outcome, OutcomeRecordLib.decode(outcome.record), work);
+        require(isHeld || isNamed, LedgerInvalidSubmission(work.submission.worker, signer));
     }
 
-    /// @dev Reverts unless the worker's node at the commitment signed exactly the judged submission.
-    function _checkEvidence(
-        Batch calldata batch,
-        Outcome memory judged,
-        Submission calldata submission,
-        bytes calldata nodeSignature
-    ) private view {
-        (, address signer) = _signerOf(submission, nodeSignature);
-        (uint32 workerId,) = workers.workerOf(submission.worker);
+    /// @dev Returns who signed a submission, whether the batch holds it at an outcome's position, and whether the record names
+    ///      it. Reverts unless its worker answers for it.
+    function _evidence(OutcomeProof calldata outcome, Outcome memory judged, CommittedWork calldata work)
+        private
+        view
+        returns (address signer, bool isHeld, bool isNamed)
+    {
+        Submission calldata submission = work.submission;
+        Batch calldata batch = outcome.batch;
+        bytes32 structHash;
+        (structHash, signer) = _signerOf(submission, work.nodeSignature);
         require(
-            submission.runId == batch.runId && submission.step == judged.step && submission.index == judged.index
-                && submission.policyVersion == judged.policyVersion && submission.fileHash == judged.fileHash
-                && workerId == judged.workerId && _answers(batch, submission, signer),
+            submission.runId == batch.runId && _answers(batch, submission, signer),
             LedgerInvalidSubmission(submission.worker, signer)
         );
+        isHeld = _holds(batch, outcome.position, _leafOf(structHash), work.proof);
+        isNamed = submission.step == judged.step && submission.index == judged.index
+            && submission.policyVersion == judged.policyVersion && submission.fileHash == judged.fileHash
+            && workers.workerById(judged.workerId) == submission.worker;
+    }
+
+    function _holds(Batch calldata batch, uint32 position, bytes32 leaf, bytes32[] calldata proof)
+        private
+        pure
+        returns (bool)
+    {
+        return BatchTreeLib.holds(batch.root, batch.count, position, leaf, proof);
     }
 
     /// @dev Returns whether a submission that `signer` signed and this batch holds counts against its worker.
@@ -498,11 +525,12 @@ contract ContributionLedger is IContributionLedger, EIP712 {
         Batch calldata batch = outcome.batch;
         _requireFraud(outcome, standing.verdict);
         require(standing.isFinal, LedgerNotFinal(batch.batchId, outcome.position));
-        address worker = workers.workerById(standing.outcome.workerId);
+        (address worker, uint64 tag, address reporter) = _isRuled(standing)
+            ? court.subjectOf(standing.leaf)
+            : (workers.workerById(standing.outcome.workerId), standing.outcome.tagOf(), address(0));
         // Whom a jury confirmed against the recorded verdict; nobody earns by what a run's own validators found.
-        address reporter =
-            standing.outcome.verdict == OutcomeRecordLib.FRAUD ? address(0) : court.reporterOf(standing.leaf);
-        IStakeVault.Verdict memory verdict = _verdictOf(outcome, standing, worker);
+        if (standing.outcome.verdict == OutcomeRecordLib.FRAUD) reporter = address(0);
+        IStakeVault.Verdict memory verdict = _verdictOf(outcome, standing, worker, tag);
         vault.release(verdict, reporter);
         emit FraudFinalised(batch.batchId, EscrowLib.idOf(verdict), standing.leaf);
     }
@@ -582,7 +610,7 @@ contract ContributionLedger is IContributionLedger, EIP712 {
         Outcome memory judged = OutcomeRecordLib.decode(outcome.record);
         bytes32 leaf = OutcomeRecordLib.leafOf(batch.batchId, outcome.position, outcome.record);
         require(
-            MerkleProof.verifyCalldata(outcome.proof, batch.root, leaf),
+            MerkleProof.verifyCalldata(outcome.proof, batch.outcomesRoot, leaf),
             LedgerInvalidProof(batch.batchId, outcome.position)
         );
         standing.outcome = judged;

@@ -22,7 +22,6 @@ import {SourcesLib} from "./libraries/SourcesLib.sol";
 contract DisputeCourt is IDisputeCourt {
     using SafeERC20 for IMusterToken;
     using SafeCast for uint256;
-    using OutcomeRecordLib for IContributionLedger.Outcome;
 
     /// @dev Where the other contracts are.
     struct Network {
@@ -134,8 +133,7 @@ contract DisputeCourt is IDisputeCourt {
     /// @inheritdoc IDisputeCourt
     function claim(
         IContributionLedger.OutcomeProof calldata outcome,
-        IContributionLedger.Submission calldata submission,
-        bytes calldata nodeSignature,
+        IContributionLedger.CommittedWork calldata work,
         uint16 ruling,
         bytes32 salt,
         string[] calldata sources
@@ -145,14 +143,15 @@ contract DisputeCourt is IDisputeCourt {
         uint16 recorded = _ruling(standing.outcome.verdict, standing.outcome.reason);
         require(_isVerdict(ruling) && !_isSame(ruling, recorded), CourtInvalidRuling(recorded, ruling));
         uint256 announcedIn = _requireAnnounced(leaf, ruling, salt);
-        ledger.requireEvidence(outcome.batch, standing.outcome, submission, nodeSignature);
+        bool isHeld = ledger.requireEvidence(outcome, work);
         if (_cases[leaf].status == CaseStatus.None) {
             require(block.timestamp < standing.closesAt, CourtWindowClosed(leaf, standing.closesAt));
-            _open(leaf, outcome.batch, outcome.position, submission.worker, recorded);
+            _open(leaf, outcome.batch, outcome.position, work.submission, recorded);
             ledger.markDisputed(outcome.batch.batchId);
         } else {
             _requireCommitPhase(leaf, _openCase(leaf));
         }
+        _noteWork(leaf, work.submission, isHeld);
         // A juror that is a party could take itself out of a draw, or vote for its own claim.
         require(
             !jurors.mayBeDrawn(msg.sender, _cases[leaf].openedAt) && _claims[leaf].length < MAX_CLAIMS,
@@ -160,8 +159,18 @@ contract DisputeCourt is IDisputeCourt {
         );
         _claims[leaf].push(Claim({claimant: msg.sender, ruling: ruling, announcedIn: announcedIn.toUint40()}));
         SourcesLib.check(sources);
-        emit Claimed(leaf, msg.sender, ruling, submission, nodeSignature, sources);
+        emit Claimed(leaf, msg.sender, ruling, work, sources);
         token.safeTransferFrom(msg.sender, address(this), _bond);
+    }
+
+    /// @dev A case is about what its batch is proven to hold, from the first proof on.
+    function _noteWork(bytes32 caseId, IContributionLedger.Submission calldata submission, bool isHeld) private {
+        Case storage about = _cases[caseId];
+        require(isHeld || !about.isProven, CourtUnproven(caseId));
+        if (about.isProven || !isHeld) return;
+        about.isProven = true;
+        about.worker = submission.worker;
+        about.tag = OutcomeRecordLib.tagOf(submission.step, submission.index);
     }
 
     function _requireAnnounced(bytes32 leaf, uint16 ruling, bytes32 salt) private view returns (uint256 announcedIn) {
@@ -177,7 +186,7 @@ contract DisputeCourt is IDisputeCourt {
         bytes32 caseId,
         IContributionLedger.Batch calldata batch,
         uint32 position,
-        address worker,
+        IContributionLedger.Submission calldata submission,
         uint16 recorded
     ) private {
         uint256 places = jurors.placeCount();
@@ -189,11 +198,12 @@ contract DisputeCourt is IDisputeCourt {
         opened.openedAt = block.timestamp.toUint40();
         opened.number = ++caseCount;
         opened.runId = batch.runId;
-        opened.worker = worker;
+        opened.worker = submission.worker;
+        opened.tag = OutcomeRecordLib.tagOf(submission.step, submission.index);
         opened.drawBlock = drawBlock.toUint40();
         opened.places = places.toUint32();
         emit CaseOpened(
-            caseId, batch.batchId, batch.runId, opened.number, position, worker, recorded, drawBlock, places
+            caseId, batch.batchId, batch.runId, opened.number, position, submission.worker, recorded, drawBlock, places
         );
     }
 
@@ -211,9 +221,15 @@ contract DisputeCourt is IDisputeCourt {
         require(msg.sender == worker || workers.workerOfNode(msg.sender) == worker, CourtUnauthorized(msg.sender));
         bytes32 caseId = summonsOf(batch.batchId);
         require(_cases[caseId].status == CaseStatus.None, CourtCaseExists(caseId));
-        _open(caseId, batch, 0, worker, 0);
+        _open(caseId, batch, 0, submission, 0);
         SourcesLib.check(sources);
-        emit Claimed(caseId, msg.sender, 0, submission, "", sources);
+        emit Claimed(
+            caseId,
+            msg.sender,
+            0,
+            IContributionLedger.CommittedWork({submission: submission, nodeSignature: "", proof: new bytes32[](0)}),
+            sources
+        );
         if (_bonds[batch.batchId] == address(0)) _takeBond(batch.batchId, msg.sender);
     }
 
@@ -307,7 +323,7 @@ contract DisputeCourt is IDisputeCourt {
         uint256 pot = _settleClaims(leaf, closing, decided, overturned);
         if (overturned && pot == 0) pot = _paidByRun(closing);
         _payJurors(closing, decided ? closing.leadingVotes : 0, pot);
-        if (overturned) _restore(outcome, standing.outcome, closing.worker);
+        if (overturned) _restore(outcome, standing.outcome, closing);
         emit CaseClosed(
             leaf, closing.status, overturned ? closing.leading : closing.recorded, closing.reporter, closing.fee
         );
@@ -374,21 +390,21 @@ contract DisputeCourt is IDisputeCourt {
     function _restore(
         IContributionLedger.OutcomeProof calldata outcome,
         IContributionLedger.Outcome memory recorded,
-        address worker
+        Case storage closing
     ) private {
         if (recorded.verdict != OutcomeRecordLib.FRAUD) return;
         bool exact = OutcomeRecordLib.isExact(recorded.verdict, recorded.reason);
         IStakeVault.Verdict memory verdict = IStakeVault.Verdict({
             runId: outcome.batch.runId,
-            owner: worker,
+            owner: closing.worker,
             offence: exact ? IStakeVault.Offence.ExactFraud : IStakeVault.Offence.Fraud,
-            tag: recorded.tagOf(),
+            tag: closing.tag,
             batchId: outcome.batch.batchId,
             position: outcome.position
         });
         if (!vault.restore(verdict)) return;
         bytes32 escrowId = EscrowLib.idOf(verdict);
-        workers.acquit(verdict.runId, worker, escrowId, exact);
+        workers.acquit(verdict.runId, verdict.owner, escrowId, exact);
     }
 
     /// @inheritdoc IDisputeCourt
@@ -435,6 +451,7 @@ contract DisputeCourt is IDisputeCourt {
                 && runs.seatBitOf(runId, validator) & outcome.batch.signers != 0,
             CourtNothingDue(standing.leaf, validator)
         );
+        require(lost.isProven, CourtUnproven(standing.leaf));
         uint256 amount = vault.slash(
             runId, validator, IStakeVault.Offence.WrongVerdict, outcome.batch.batchId, _wrongVerdictPpm, lost.reporter
         );
@@ -520,8 +537,9 @@ contract DisputeCourt is IDisputeCourt {
     }
 
     /// @inheritdoc IDisputeCourt
-    function reporterOf(bytes32 leaf) external view returns (address) {
-        return _cases[leaf].reporter;
+    function subjectOf(bytes32 leaf) external view returns (address worker, uint64 tag, address reporter) {
+        Case storage about = _cases[leaf];
+        return (about.worker, about.tag, about.reporter);
     }
 
     /// @inheritdoc IDisputeCourt

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity 0.8.30;
 
+import {Math} from "@openzeppelin/contracts/utils/math/Math.sol";
+
 import {IContributionLedger} from "./interfaces/IContributionLedger.sol";
 import {IFaultCourt} from "./interfaces/IFaultCourt.sol";
 import {IRunRegistry} from "./interfaces/IRunRegistry.sol";
@@ -58,11 +60,51 @@ contract FaultCourt is IFaultCourt {
                 && runs.seatBitOf(runId, validator) != 0,
             FaultNoEquivocation(validator, other)
         );
-        IStakeVault.Offence offence = IStakeVault.Offence.DoubleOutcome;
-        uint256 amount = vault.slash(runId, validator, offence, batchId, PPM, address(0));
-        bytes32 escrowId = EscrowLib.idOf(runId, validator, offence, batchId);
+        (bytes32 escrowId, uint256 amount) = _takeAll(runId, validator, IStakeVault.Offence.DoubleOutcome, batchId);
         emit DoubleOutcomeProven(runId, validator, escrowId, batchId, amount);
         runs.unseatForFault(runId, validator);
+    }
+
+    /// @inheritdoc IFaultCourt
+    function proveMisrecord(
+        IContributionLedger.OutcomeProof calldata outcome,
+        IContributionLedger.CommittedWork calldata work,
+        address validator
+    ) external {
+        IContributionLedger.Batch calldata batch = outcome.batch;
+        (uint64 runId, uint64 batchId) = (batch.runId, batch.batchId);
+        IContributionLedger.Outcome memory recorded = ledger.standingOf(outcome).outcome;
+        require(
+            ledger.requireEvidence(outcome, work) && runs.seatBitOf(runId, validator) & batch.signers != 0
+                && !_isRecordOf(recorded, work.submission),
+            FaultNoMisrecord(batchId, outcome.position, validator)
+        );
+        (bytes32 escrowId, uint256 amount) = _takeAll(runId, validator, IStakeVault.Offence.Misrecord, batchId);
+        emit MisrecordProven(runId, validator, escrowId, batchId, outcome.position, amount);
+        runs.unseatForFault(runId, validator);
+    }
+
+    /// @dev Returns whether a record says of a submission what the submission says of itself: no more units, and its count of
+    ///      rollouts as far as a record has room for it. A record of worker 0 names nobody: who judged it may not have known
+    ///      the worker, which can register later.
+    function _isRecordOf(
+        IContributionLedger.Outcome memory recorded,
+        IContributionLedger.Submission calldata submission
+    ) private view returns (bool) {
+        return recorded.step == submission.step && recorded.index == submission.index
+            && recorded.policyVersion == submission.policyVersion && recorded.fileHash == submission.fileHash
+            && recorded.rollouts == Math.min(submission.rollouts, type(uint16).max)
+            && recorded.units <= submission.units
+            && (recorded.workerId == 0 || workers.workerById(recorded.workerId) == submission.worker);
+    }
+
+    /// @dev Takes all that a validator has staked in a run, for good.
+    function _takeAll(uint64 runId, address validator, IStakeVault.Offence offence, uint64 batchId)
+        private
+        returns (bytes32 escrowId, uint256 amount)
+    {
+        amount = vault.slash(runId, validator, offence, batchId, PPM, address(0));
+        escrowId = EscrowLib.idOf(runId, validator, offence, batchId);
     }
 
     // ----------------------------------------------------------------- workers
@@ -70,13 +112,14 @@ contract FaultCourt is IFaultCourt {
     /// @inheritdoc IFaultCourt
     function proveDoubleSubmission(
         IContributionLedger.OutcomeProof calldata outcome,
-        IContributionLedger.Submission calldata first,
-        bytes calldata firstSignature,
+        IContributionLedger.CommittedWork calldata work,
         IContributionLedger.Submission calldata second,
         bytes calldata secondSignature
     ) external {
         IContributionLedger.Batch calldata batch = outcome.batch;
-        ledger.requireEvidence(batch, ledger.standingOf(outcome).outcome, first, firstSignature);
+        IContributionLedger.Submission calldata first = work.submission;
+        ledger.standingOf(outcome); // reverts unless it was judged
+        ledger.requireEvidence(outcome, work);
         address other = ledger.submissionSigner(second, secondSignature);
         require(
             _isSameSlot(first, second) && keccak256(abi.encode(first)) != keccak256(abi.encode(second))

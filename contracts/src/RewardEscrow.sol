@@ -202,7 +202,7 @@ contract RewardEscrow is IRewardEscrow {
         require(records.length == positions.length * OutcomeRecordLib.SIZE, EscrowInvalidProof(batchId));
         leaves = _outcomeLeaves(batchId, positions, records);
         (bytes32 root, bool valid) = MultiProofLib.rootOf(leaves, positions, claimed.batch.count, claimed.siblings);
-        require(valid && root == claimed.batch.root, EscrowInvalidProof(batchId));
+        require(valid && root == claimed.batch.outcomesRoot, EscrowInvalidProof(batchId));
     }
 
     /// @dev Returns whether there were cases about a batch, which must be the run's and past its challenge window.

@@ -112,6 +112,8 @@ abstract contract BaseTest is Test {
 
     /// @dev The headers of batches as they stand now, as anybody would keep them from events.
     mapping(uint64 batchId => IContributionLedger.Batch) internal batches;
+    /// @dev Leaves of the submissions that a batch holds, where a test tells.
+    mapping(uint64 batchId => bytes32[]) internal _leavesIn;
 
     function setUp() public virtual {
         _makeActors();
@@ -326,6 +328,7 @@ abstract contract BaseTest is Test {
             batchId: batchId,
             runId: runId,
             root: root,
+            outcomesRoot: 0,
             count: uint32(count),
             units: uint64(units),
             pricePerUnit: terms.pricePerUnit,
@@ -337,8 +340,18 @@ abstract contract BaseTest is Test {
         });
     }
 
+    /// @dev A batch of the submissions that records judge.
+    function _commitRecords(bytes[] memory records) internal returns (uint64 batchId) {
+        bytes32[] memory leaves = new bytes32[](records.length);
+        for (uint256 i = 0; i < leaves.length; ++i) {
+            leaves[i] = _submissionLeaf(_submissionIn(records[i]));
+        }
+        batchId = _commitRoot(_batchRoot(leaves), leaves.length, 1000 * leaves.length);
+        _leavesIn[batchId] = leaves;
+    }
+
     function _commitAndPost(bytes[] memory records) internal returns (uint64 batchId) {
-        batchId = _commit(records.length);
+        batchId = _commitRecords(records);
         _post(batchId, records, QUORUM);
     }
 
@@ -351,7 +364,7 @@ abstract contract BaseTest is Test {
     /// @dev Keeps the header of a batch whose outcomes the first `signers` validators signed, posted in this block.
     function _rememberPosted(uint64 batchId, bytes[] memory records, uint256 signers) internal {
         IContributionLedger.Batch storage batch = batches[batchId];
-        batch.root = _root(_leaves(batchId, records));
+        batch.outcomesRoot = _root(_leaves(batchId, records));
         batch.postedAt = uint40(block.timestamp);
         batch.status = IContributionLedger.BatchStatus.Judged;
         for (uint256 i = 0; i < signers; ++i) {
@@ -446,6 +459,37 @@ abstract contract BaseTest is Test {
         });
     }
 
+    /// @dev The submission that a record is about, as far as the record tells.
+    function _submissionIn(bytes memory record) internal view returns (IContributionLedger.Submission memory s) {
+        // Each shift drops the bytes before a field, each cast those after it.
+        (bytes32 head, bytes32 hash, bytes32 tail) = (_wordAt(record, 0), _wordAt(record, 16), _wordAt(record, 24));
+        s.runId = runId;
+        s.worker = workers.workerById(uint32(bytes4(head)));
+        (s.step, s.index) = (uint32(bytes4(head << 32)), uint32(bytes4(head << 64)));
+        (s.policyVersion, s.fileHash) = (uint32(bytes4(head << 96)), hash);
+        (s.rollouts, s.units) = (uint16(bytes2(tail << 192)), uint32(bytes4(tail << 208)));
+    }
+
+    function _wordAt(bytes memory data, uint256 at) private pure returns (bytes32 word) {
+        assembly ("memory-safe") {
+            word := mload(add(add(data, 32), at))
+        }
+    }
+
+    /// @dev A submission as what a batch holds at a position, if it does.
+    function _held(
+        IContributionLedger.OutcomeProof memory outcome,
+        IContributionLedger.Submission memory submission,
+        bytes memory signature
+    ) internal view returns (IContributionLedger.CommittedWork memory) {
+        bytes32[] memory leaves = _leavesIn[outcome.batch.batchId];
+        return IContributionLedger.CommittedWork({
+            submission: submission,
+            nodeSignature: signature,
+            proof: leaves.length == 0 ? leaves : _batchSiblings(leaves, outcome.position)
+        });
+    }
+
     // -------------------------------------------------------------- Merkle trees
 
     function _leaf(uint64 batchId, uint256 position, bytes memory record) internal pure returns (bytes32) {
@@ -459,30 +503,49 @@ abstract contract BaseTest is Test {
         }
     }
 
-    function _parents(bytes32[] memory level) private pure returns (bytes32[] memory parents) {
+    /// @dev Siblings are hashed as they stand where their order counts, else sorted.
+    function _parents(bytes32[] memory level, bool ordered) private pure returns (bytes32[] memory parents) {
         parents = new bytes32[]((level.length + 1) / 2);
         for (uint256 i = 0; i < parents.length; ++i) {
             if (2 * i + 1 == level.length) parents[i] = level[2 * i];
-            else parents[i] = _hashPair(level[2 * i], level[2 * i + 1]);
+            else parents[i] = _hashPair(level[2 * i], level[2 * i + 1], ordered);
         }
     }
 
-    function _hashPair(bytes32 a, bytes32 b) private pure returns (bytes32) {
-        return a < b ? keccak256(bytes.concat(a, b)) : keccak256(bytes.concat(b, a));
+    function _hashPair(bytes32 a, bytes32 b, bool ordered) private pure returns (bytes32) {
+        return ordered || a < b ? keccak256(bytes.concat(a, b)) : keccak256(bytes.concat(b, a));
     }
 
     function _root(bytes32[] memory level) internal pure returns (bytes32) {
-        while (level.length > 1) level = _parents(level);
+        while (level.length > 1) level = _parents(level, false);
         return level[0];
     }
 
-    function _siblings(bytes32[] memory level, uint256 position) internal pure returns (bytes32[] memory siblings) {
+    /// @dev The root over a batch's submissions, whose order counts.
+    function _batchRoot(bytes32[] memory level) internal pure returns (bytes32) {
+        while (level.length > 1) level = _parents(level, true);
+        return level[0];
+    }
+
+    function _siblings(bytes32[] memory level, uint256 position) internal pure returns (bytes32[] memory) {
+        return _siblingsIn(level, position, false);
+    }
+
+    function _batchSiblings(bytes32[] memory level, uint256 position) internal pure returns (bytes32[] memory) {
+        return _siblingsIn(level, position, true);
+    }
+
+    function _siblingsIn(bytes32[] memory level, uint256 position, bool ordered)
+        private
+        pure
+        returns (bytes32[] memory siblings)
+    {
         bytes32[] memory found = new bytes32[](32);
         uint256 depth;
         while (level.length > 1) {
             uint256 sibling = position ^ 1;
             if (sibling < level.length) found[depth++] = level[sibling];
-            level = _parents(level);
+            level = _parents(level, ordered);
             position /= 2;
         }
         siblings = new bytes32[](depth);
@@ -539,7 +602,7 @@ abstract contract BaseTest is Test {
                 if (known[i] && sibling < level.length && !known[sibling]) found[count++] = level[sibling];
                 if (known[i]) above[i / 2] = true;
             }
-            (level, known) = (_parents(level), above);
+            (level, known) = (_parents(level, false), above);
         }
         siblings = new bytes32[](count);
         for (uint256 i = 0; i < count; ++i) {

@@ -358,13 +358,18 @@ contract ConformanceTest is BaseTest {
             leaves[i] = keccak256(abi.encode(_submissionHash(submission)));
             assertEq(leaves[i], vm.parseJsonBytes32(_batch, _at(".submissions", i, "leaf")), "leaf");
         }
-        assertEq(_root(leaves), vm.parseJsonBytes32(_batch, ".batch_root"), "root");
+        assertEq(_batchRoot(leaves), vm.parseJsonBytes32(_batch, ".batch_root"), "root");
+        for (uint256 i = 0; i < leaves.length; ++i) {
+            bytes32[] memory proof = vm.parseJsonBytes32Array(_batch, _at(".submissions", i, "proof"));
+            assertEq(keccak256(abi.encode(_batchSiblings(leaves, i))), keccak256(abi.encode(proof)), "proof");
+        }
     }
 
     function _headerOfVectors(uint256 i) private view returns (IContributionLedger.Batch memory header) {
         header.batchId = uint64(vm.parseJsonUint(_batch, _at(".headers", i, "batch_id")));
         header.runId = uint64(vm.parseJsonUint(_batch, _at(".headers", i, "run_id")));
         header.root = vm.parseJsonBytes32(_batch, _at(".headers", i, "root"));
+        header.outcomesRoot = vm.parseJsonBytes32(_batch, _at(".headers", i, "outcomes_root"));
         header.count = uint32(vm.parseJsonUint(_batch, _at(".headers", i, "count")));
         header.units = uint64(vm.parseJsonUint(_batch, _at(".headers", i, "units")));
         header.pricePerUnit = uint88(vm.parseJsonUint(_batch, _at(".headers", i, "price_per_unit")));
@@ -426,7 +431,9 @@ contract ConformanceTest is BaseTest {
         bytes32 posted = vm.parseJsonBytes32(_batch, ".headers[1].commitment");
         assertEq(ledger_.commitmentOf(1), posted, "root, time and both signers");
         assertFalse(ledger_.isDisputed(_headerOfVectors(1)), "the header is the batch's");
-        assertEq(_headerOfVectors(1).root, vm.parseJsonBytes32(_batch, ".outcomes_root"), "root over the outcomes");
+        assertEq(
+            _headerOfVectors(1).outcomesRoot, vm.parseJsonBytes32(_batch, ".outcomes_root"), "root over the outcomes"
+        );
     }
 
     function test_records_decode() public {

@@ -28,7 +28,7 @@ abstract contract CourtTest is BaseTest {
     /// @dev Makes these the records that cases are about, signed by the first `signers` validators.
     function _judge(bytes[] memory records, uint256 signers) internal {
         _records = records;
-        _batchId = _commit(records.length);
+        _batchId = _commitRecords(records);
         _post(_batchId, records, signers);
         _fraudLeaf = _leaf(_batchId, 0, records[0]);
         if (records.length > 1) _acceptedLeaf = _leaf(_batchId, 1, records[1]);
@@ -60,7 +60,7 @@ abstract contract CourtTest is BaseTest {
         (IContributionLedger.Submission memory submission, bytes memory signature) = _evidence(position);
         IContributionLedger.OutcomeProof memory outcome = _outcomeAt(position);
         vm.prank(who);
-        court.claim(outcome, submission, signature, ruling, SALT, _noSources());
+        court.claim(outcome, _held(outcome, submission, signature), ruling, SALT, _noSources());
     }
 
     function _claimBy(address who, uint256 position, uint16 ruling) internal {
@@ -131,7 +131,12 @@ abstract contract CourtTest is BaseTest {
 
     function _execute(address worker, uint256 position, uint256 nodeKey) internal returns (uint256) {
         IContributionLedger.Submission memory submission = _submission(worker, 1, 0);
-        return ledger.executeFraud(_outcomeAt(position), submission, _signSubmission(submission, nodeKey));
+        IContributionLedger.OutcomeProof memory outcome = _outcomeAt(position);
+        return ledger.executeFraud(outcome, _held(outcome, submission, _signSubmission(submission, nodeKey)));
+    }
+
+    function _reporterOf(bytes32 leaf) internal view returns (address reporter) {
+        (,, reporter) = court.subjectOf(leaf);
     }
 
     // -------------------------------------------------------------- expectations

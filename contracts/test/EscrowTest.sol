@@ -47,9 +47,9 @@ abstract contract EscrowTest is CourtTest {
         _passChallengeWindow();
     }
 
-    /// @dev Changes one of the eleven fields of a header.
+    /// @dev Changes one of the twelve fields of a header.
     function _mutateHeader(IContributionLedger.Batch memory batch, uint256 field) internal pure {
-        field = bound(field, 0, 10);
+        field = bound(field, 0, 11);
         if (field == 0) batch.batchId ^= 1;
         if (field == 1) batch.runId ^= 1;
         if (field == 2) batch.root ^= bytes32(uint256(1));
@@ -61,6 +61,7 @@ abstract contract EscrowTest is CourtTest {
         if (field == 8) batch.postedAt ^= 1;
         if (field == 9) batch.signers ^= 1;
         if (field == 10) batch.status = IContributionLedger.BatchStatus((uint8(batch.status) + 1) % 3);
+        if (field == 11) batch.outcomesRoot ^= bytes32(uint256(1));
     }
 
     function _assertFunds(uint256 available, uint256 reserved) internal view {
@@ -88,7 +89,7 @@ abstract contract EscrowTest is CourtTest {
         IContributionLedger.Submission memory submission = _submission(worker, 1, uint32(position));
         bytes memory signature = _signSubmission(submission, worker == alice ? aliceNodeKey : bobNodeKey);
         vm.prank(challenger);
-        court.claim(outcome, submission, signature, ruling, SALT, _noSources());
+        court.claim(outcome, _held(outcome, submission, signature), ruling, SALT, _noSources());
     }
 
     /// @dev A case from its opening to its end in which all jurors vote for one ruling. No time passes.
@@ -110,7 +111,7 @@ abstract contract EscrowTest is CourtTest {
 
     /// @dev A batch of submissions of Alice in step 1, which a root over their leaves commits.
     function _commitWork(uint256 count) internal returns (uint64) {
-        return _commitRoot(_root(_workLeaves(count)), count, 1000 * count);
+        return _commitRoot(_batchRoot(_workLeaves(count)), count, 1000 * count);
     }
 
     function _workLeaves(uint256 count) internal view returns (bytes32[] memory leaves) {
@@ -144,9 +145,9 @@ abstract contract EscrowTest is CourtTest {
     function _splitOff(uint64 batchId, uint256 count, uint256 position) internal returns (uint64 ownId) {
         IContributionLedger.LeasedWork memory work =
             _work(_submission(alice, 1, uint32(position)), aliceNodeKey, block.timestamp);
-        bytes32[] memory proof = _siblings(_workLeaves(count), position);
+        bytes32[] memory proof = _batchSiblings(_workLeaves(count), position);
         vm.prank(alice);
-        ownId = ledger.splitOff(batches[batchId], work, proof, _noSources());
+        ownId = ledger.splitOff(batches[batchId], work, uint32(position), proof, _noSources());
         IContributionLedger.Batch memory own = batches[batchId];
         (own.batchId, own.root, own.count, own.units) = (ownId, _submissionLeaf(work.submission), 1, 1000);
         batches[ownId] = own;
@@ -166,7 +167,7 @@ abstract contract EscrowTest is CourtTest {
         outcome.reason = uint8(ruling);
         records = _one(_pack(outcome));
         IContributionLedger.Batch storage batch = batches[ownId];
-        (batch.root, batch.postedAt, batch.signers) = (_leaf(ownId, 0, records[0]), uint40(block.timestamp), 0);
+        (batch.outcomesRoot, batch.postedAt, batch.signers) = (_leaf(ownId, 0, records[0]), uint40(block.timestamp), 0);
         batch.status = IContributionLedger.BatchStatus.Judged;
     }
 }

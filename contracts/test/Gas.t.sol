@@ -35,7 +35,8 @@ contract GasTest is CourtTest {
         uint64 direct = _directly(bob, bobNodeKey, 1001);
         _remember(direct, _submissionLeaf(_submission(bob, 1, 1001)), 1, 1000);
         IContributionLedger.Submission memory submission = _submission(bob, 1, 1);
-        ledger.executeFraud(_outcomeAt(1), submission, _signSubmission(submission, bobNodeKey));
+        IContributionLedger.OutcomeProof memory outcome = _outcomeAt(1);
+        ledger.executeFraud(outcome, _held(outcome, submission, _signSubmission(submission, bobNodeKey)));
         _dispute(2, bob, bobNodeKey);
         bytes32 leaf = _leafAt(2);
         _draw(leaf);
@@ -74,7 +75,7 @@ contract GasTest is CourtTest {
         string[] memory sources = _oneSource();
         _announce(challenger, _leafAt(position), REJECT);
         vm.prank(challenger);
-        court.claim(outcome, submission, signature, REJECT, SALT, sources);
+        court.claim(outcome, _held(outcome, submission, signature), REJECT, SALT, sources);
     }
 
     function _oneSource() private pure returns (string[] memory sources) {
@@ -218,13 +219,13 @@ contract GasTest is CourtTest {
     /// @dev One of 64 submissions.
     function test_gas_splitOff() public {
         bytes32[] memory leaves = _workLeaves();
-        uint64 batchId = _commitRoot(_root(leaves), BATCH, 1000 * BATCH);
+        uint64 batchId = _commitRoot(_batchRoot(leaves), BATCH, 1000 * BATCH);
         IContributionLedger.LeasedWork memory work = _work(_submission(alice, 1, 5), aliceNodeKey, block.timestamp);
         vm.warp(block.timestamp + OUTCOME_DEADLINE);
-        bytes32[] memory proof = _siblings(leaves, 5);
+        bytes32[] memory proof = _batchSiblings(leaves, 5);
         string[] memory sources = _oneSource();
         vm.prank(alice);
-        ledger.splitOff(batches[batchId], work, proof, sources);
+        ledger.splitOff(batches[batchId], work, 5, proof, sources);
         _lastGas("splitOff", 250_000);
     }
 
@@ -263,7 +264,7 @@ contract GasTest is CourtTest {
     function test_gas_executeFraud() public {
         _postFraudOfAlice();
         _executeLast();
-        _lastGas("executeFraud", 130_000);
+        _lastGas("executeFraud", 140_000);
     }
 
     function test_gas_finaliseFraud() public {
@@ -279,7 +280,7 @@ contract GasTest is CourtTest {
         IContributionLedger.Submission memory submission = _submission(alice, 1, uint32(BATCH - 1));
         IContributionLedger.OutcomeProof memory outcome = _outcomeAt(BATCH - 1);
         bytes memory signature = _signSubmission(submission, aliceNodeKey);
-        ledger.executeFraud(outcome, submission, signature);
+        ledger.executeFraud(outcome, _held(outcome, submission, signature));
     }
 
     function test_gas_pauseSlashing() public {
@@ -297,7 +298,7 @@ contract GasTest is CourtTest {
         _postAcceptedOfAlice(BATCH);
         _passChallengeWindow();
         _claim(_batchId, _records, 0, 1);
-        _lastGas("claim_first_slot", 96_000);
+        _lastGas("claim_first_slot", 97_000);
     }
 
     function test_gas_claim_later_slot() public {
@@ -388,7 +389,7 @@ contract GasTest is CourtTest {
         string[] memory sources = _oneSource();
         _announce(stranger, _leafAt(0), EXACT);
         vm.prank(stranger);
-        court.claim(outcome, submission, signature, EXACT, SALT, sources);
+        court.claim(outcome, _held(outcome, submission, signature), EXACT, SALT, sources);
         _lastGas("claimOpenCase", 190_000);
     }
 

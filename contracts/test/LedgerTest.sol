@@ -9,7 +9,7 @@ import {CourtTest} from "./CourtTest.sol";
 /// @title A funded run without batches, and the steps from a submission to its judgement by the network
 abstract contract LedgerTest is CourtTest {
     /// @dev Fields of a header.
-    uint256 internal constant HEADER_FIELDS = 11;
+    uint256 internal constant HEADER_FIELDS = 12;
 
     function setUp() public virtual override {
         BaseTest.setUp();
@@ -32,6 +32,7 @@ abstract contract LedgerTest is CourtTest {
         if (field == 8) batch.postedAt ^= 1;
         if (field == 9) batch.signers ^= 1;
         if (field == 10) batch.status = IContributionLedger.BatchStatus((uint8(batch.status) + 1) % 3);
+        if (field == 11) batch.outcomesRoot ^= bytes32(uint256(1));
     }
 
     function _mutatedHeader(uint64 batchId, uint256 field)
@@ -75,12 +76,14 @@ abstract contract LedgerTest is CourtTest {
         }
     }
 
-    function _commitSubmissions(IContributionLedger.Submission[] memory submissions) internal returns (uint64) {
+    function _commitSubmissions(IContributionLedger.Submission[] memory submissions) internal returns (uint64 batchId) {
         uint256 units;
         for (uint256 i = 0; i < submissions.length; ++i) {
             units += submissions[i].units;
         }
-        return _commitRoot(_root(_submissionLeaves(submissions)), submissions.length, units);
+        bytes32[] memory leaves = _submissionLeaves(submissions);
+        batchId = _commitRoot(_batchRoot(leaves), leaves.length, units);
+        _leavesIn[batchId] = leaves;
     }
 
     /// @dev The record of a submission as claimed, with the verdict and reason of a ruling.

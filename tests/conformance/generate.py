@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from muster.chain.structs import Batch, BatchStatus
+from muster.chain.structs import NO_HASH, Batch, BatchStatus
 from muster.deploy.plan import created_addresses, factory_address
 from muster.inference.sampling import token_hashes
 from muster.protocol.checking import (
@@ -42,7 +42,13 @@ from muster.protocol.jury import (
     summons_of,
     vote_commitment,
 )
-from muster.protocol.merkle import merkle_multi_proof, merkle_proof, merkle_root
+from muster.protocol.merkle import (
+    batch_proof,
+    batch_root,
+    merkle_multi_proof,
+    merkle_proof,
+    merkle_root,
+)
 from muster.protocol.messages import (
     ApiRequest,
     Checkpoint,
@@ -368,14 +374,19 @@ def batch() -> dict[str, Any]:
     """Return a batch from its submissions to the validators' signatures; five is an odd tree."""
     submissions = [submission(i) for i in range(len(VERDICTS))]
     records = [record(i) for i in range(len(VERDICTS))]
-    root = merkle_root([s.leaf() for s in submissions])
+    committed_leaves = [s.leaf() for s in submissions]
+    root = batch_root(committed_leaves)
     packed = pack_records(records)
     leaves = [r.leaf(1, i) for i, r in enumerate(records)]
     units = sum(s.units for s in submissions)
-    committed = Batch(1, RunId(1), root, len(submissions), units, PRICE, 1, 1_700_000_000)
-    judged = BatchStatus.JUDGED
+    price, at = (PRICE, 1), 1_700_000_000
+    committed = Batch(1, RunId(1), root, NO_HASH, len(submissions), units, *price, at)
     posted = replace(
-        committed, root=merkle_root(leaves), posted_at=POSTED_AT, signers=0b11, status=judged
+        committed,
+        outcomes_root=merkle_root(leaves),
+        posted_at=POSTED_AT,
+        signers=0b11,
+        status=BatchStatus.JUDGED,
     )
     withheld = replace(committed, posted_at=POSTED_AT, signers=0b11, status=BatchStatus.WITHHELD)
     outcomes = Outcomes(1, root, keccak(packed))
@@ -387,7 +398,12 @@ def batch() -> dict[str, Any]:
         "run_id": 1,
         "headers": [header(committed), header(posted), header(withheld)],
         "submissions": [
-            {"fields": submission_fields(s), "leaf": hex0x(s.leaf())} for s in submissions
+            {
+                "fields": submission_fields(s),
+                "leaf": hex0x(s.leaf()),
+                "proof": [hex0x(node) for node in batch_proof(committed_leaves, i)],
+            }
+            for i, s in enumerate(submissions)
         ],
         "batch_root": hex0x(root),
         "records": [
@@ -424,6 +440,7 @@ def header(typed: Batch) -> dict[str, Any]:
         "batch_id": typed.batch_id,
         "run_id": typed.run_id,
         "root": hex0x(typed.root),
+        "outcomes_root": hex0x(typed.outcomes_root),
         "count": typed.count,
         "units": typed.units,
         "price_per_unit": uint(typed.price_per_unit),

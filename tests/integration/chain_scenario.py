@@ -19,14 +19,14 @@ from muster.chain import (
     apply_poll,
 )
 from muster.chain.rpc import Rpc
-from muster.chain.structs import ZERO_ADDRESS
+from muster.chain.structs import ZERO_ADDRESS, CommittedWork
 from muster.client.stake import join_bench, join_run, take_seat
 from muster.deploy import DeployParameters, deploy_contracts
 from muster.protocol.eip712 import address_of, digest, sign
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
 from muster.protocol.jury import Ruling, claim_announcement, summons_of, vote_commitment
-from muster.protocol.merkle import merkle_proof, merkle_root
+from muster.protocol.merkle import batch_proof, batch_root
 from muster.protocol.messages import (
     OutcomeRecord,
     Outcomes,
@@ -91,6 +91,8 @@ class Scenario:
     deployment: Deployment
     chains: dict[Address, Chain] = field(default_factory=dict)
     run_id: RunId = NO_RUN
+    committed: dict[Hash32, Sequence[Submission]] = field(default_factory=dict)
+    """Submissions of the batches that were committed, by root."""
 
     def of(self, person: Person) -> Chain:
         return self.chains[person.address]
@@ -173,7 +175,8 @@ class Scenario:
         )
 
     async def commit(self, submissions: Sequence[Submission]) -> int:
-        root = merkle_root([s.leaf() for s in submissions])
+        root = batch_root([s.leaf() for s in submissions])
+        self.committed[root] = submissions
         units = sum(s.units for s in submissions)
         ledger = self.of(ORCHESTRATOR).ledger
         batch_id, _ = await ledger.commit_batch(self.run_id, root, len(submissions), units)
@@ -193,7 +196,7 @@ class Scenario:
         sender: Person = ORCHESTRATOR,
     ) -> None:
         """Post a quorum's outcomes; without records the batch is withheld."""
-        root = merkle_root([s.leaf() for s in submissions])
+        root = batch_root([s.leaf() for s in submissions])
         packed = pack_records(records) if records else b""
         ordered = sorted(signers, key=lambda signer: int(signer.address, 16))
         signatures = [self.signed_outcomes(batch_id, root, packed, each) for each in ordered]
@@ -212,6 +215,12 @@ class Scenario:
     def node_signature(self, submission: Submission, worker: Person) -> bytes:
         domain = self.of(OWNER).domain("ContributionLedger")
         return sign(digest(domain, submission.struct_hash()), node_of(worker).key)
+
+    def held(self, outcome: OutcomeProof, submission: Submission, worker: Person) -> CommittedWork:
+        """Return a submission, signed, with the siblings of an outcome's place in its batch."""
+        leaves = [s.leaf() for s in self.committed.get(outcome.batch.root, ())]
+        siblings = tuple(batch_proof(leaves, outcome.position)) if leaves else ()
+        return CommittedWork(submission, self.node_signature(submission, worker), siblings)
 
     async def work(self, submission: Submission, worker: Person) -> LeasedWork:
         """Return a submission with everything that proves it."""
@@ -242,9 +251,9 @@ class Scenario:
         """Split off a submission from a batch that is due; return its own batch."""
         await self.put_up_bond(worker)
         header = (await self.view()).batches[batch_id].header()
-        proof = merkle_proof([s.leaf() for s in submissions], position)
+        proof = batch_proof([s.leaf() for s in submissions], position)
         work = await self.work(submissions[position], worker)
-        receipt = await self.of(worker).ledger.split_off(header, work, proof, [])
+        receipt = await self.of(worker).ledger.split_off(header, work, position, proof, [])
         return int(receipt.event("BatchCommitted").args["batch_id"])
 
     # -------------------------------------------------------------------- cases
@@ -263,8 +272,8 @@ class Scenario:
         leaf = (await chain.ledger.standing_of(proof)).leaf
         announcement = claim_announcement(claimant.address, leaf, ruling, SALT)
         await chain.court.announce(announcement)
-        signature = self.node_signature(submission, worker)
-        await chain.court.claim(proof, submission, signature, ruling.number, SALT, [])
+        work = self.held(proof, submission, worker)
+        await chain.court.claim(proof, work, ruling.number, SALT, [])
         return leaf
 
     async def summon(self, batch_id: int, submission: Submission, worker: Person) -> Hash32:
@@ -399,10 +408,9 @@ async def play(scenario: Scenario) -> None:
     records = [accepted(1, submissions[0]), fraud(2, submissions[1]), accepted(1, submissions[2])]
     batch_id = await scenario.commit(submissions)
     await scenario.post(batch_id, submissions, records)
-    evidence = scenario.node_signature(submissions[1], CHEATER)
     ledger = scenario.of(ORCHESTRATOR).ledger
     verdict = await scenario.proof(batch_id, 1)
-    await ledger.execute_fraud(verdict, submissions[1], evidence)
+    await ledger.execute_fraud(verdict, scenario.held(verdict, submissions[1], CHEATER))
     await scenario.pass_time(WINDOW_S)
     await ledger.finalise_fraud(verdict)
     batch = (await scenario.view()).batches[batch_id]

@@ -282,8 +282,9 @@ def _case(model: Network, words: Words, name: Name, case: Case) -> Iterator[Obse
     fields = (
         *(case.status, case.recorded, ruling, votes, tied),
         *(len(case.jury), len(case.commitments), len(case.revealed)),
-        *(case.opened_at, case.number, case.run, words.address[case.worker], case.draw_block),
-        *(case.places, words.address[case.reporter], case.fee),
+        *(case.opened_at, case.number, case.run, case.draw_block),
+        *(words.address[case.worker], case.tag, case.places),
+        *(words.address[case.reporter], case.fee, case.is_proven),
     )
     yield ("DisputeCourt", "caseOf", (words.word(name),)), (fields,)
     claims = tuple((words.address[m.claimant], m.ruling, m.announced_in) for m in case.claims)
@@ -439,7 +440,7 @@ class Calls(Duel):
             caller,
             lambda: self.model.split_off(caller, header, work, position, intact),
             lambda: self.stage.ledger.split_off(
-                self.words.header(header), leased, siblings, SOURCES
+                self.words.header(header), leased, position, siblings, SOURCES
             ),
         )
 
@@ -453,14 +454,12 @@ class Calls(Duel):
             lambda: self.stage.ledger.post_outcomes(self.words.header(header), joined, signatures),
         )
 
-    def execute_fraud(self, proof: Proof, work: Submission, signer: str) -> bool:
-        signature = self.words.signed(work, signer)
+    def execute_fraud(self, proof: Proof, work: Submission, signer: str, held: bool = True) -> bool:
+        shown = self.words.held(proof, work, signer, held)
         return self.act(
             "stranger",
-            lambda: self.model.execute_fraud(proof, work, signer),
-            lambda: self.stage.ledger.execute_fraud(
-                self.words.proof(proof), self.words.submission(work), signature
-            ),
+            lambda: self.model.execute_fraud(proof, work, signer, held),
+            lambda: self.stage.ledger.execute_fraud(self.words.proof(proof), shown),
         )
 
     def finalise_fraud(self, proof: Proof) -> bool:
@@ -498,15 +497,22 @@ class Calls(Duel):
         )
 
     def claim_ruling(
-        self, caller: str, proof: Proof, work: Submission, signer: str, ruling: int, salt: int
+        self,
+        caller: str,
+        proof: Proof,
+        work: Submission,
+        signer: str,
+        ruling: int,
+        salt: int,
+        held: bool = True,
     ) -> bool:
-        evidence = self.words.submission(work), self.words.signed(work, signer)
+        shown = self.words.held(proof, work, signer, held)
         return self.act(
             caller,
-            lambda: self.model.claim_ruling(caller, proof, work, signer, ruling, salt),
+            lambda: self.model.claim_ruling(caller, proof, work, signer, ruling, salt, held),
             lambda: self.stage.court.claim(
                 self.words.proof(proof),
-                *evidence,
+                shown,
                 ruling,
                 self.words.word(("number", salt)),
                 SOURCES,
@@ -624,14 +630,28 @@ class Calls(Duel):
         )
 
     def prove_double_submission(
-        self, proof: Proof, signed: Sequence[tuple[Submission, str]]
+        self, proof: Proof, signed: Sequence[tuple[Submission, str]], held: bool = True
     ) -> bool:
-        pairs = ((self.words.submission(s), self.words.signed(s, by)) for s, by in signed)
-        words = self.words.proof(proof), *itertools.chain.from_iterable(pairs)
+        shown, (second, by) = self.words.held(proof, *signed[0], held), signed[1]
+        other = self.words.submission(second), self.words.signed(second, by)
         return self.act(
             "stranger",
-            lambda: self.model.prove_double_submission(proof, signed),
-            lambda: self.stage.write("FaultCourt", "proveDoubleSubmission", words),
+            lambda: self.model.prove_double_submission(proof, signed, held),
+            lambda: self.stage.faults.prove_double_submission(
+                self.words.proof(proof), shown, *other
+            ),
+        )
+
+    def prove_misrecord(
+        self, proof: Proof, work: Submission, signer: str, validator: str, held: bool = True
+    ) -> bool:
+        shown = self.words.held(proof, work, signer, held)
+        return self.act(
+            "stranger",
+            lambda: self.model.prove_misrecord(proof, work, signer, validator, held),
+            lambda: self.stage.faults.prove_misrecord(
+                self.words.proof(proof), shown, self.words.address[validator]
+            ),
         )
 
     def simple(self, caller: str, name: str, *args: Any) -> bool:

@@ -351,7 +351,19 @@ class Life(RuleBasedStateMachine):
 
     def judged(self, choice: Dice, work: Submission) -> Record:
         decided = ((ACCEPTED, 0), (FRAUD, 31), (FRAUD, 60), (REJECTED, 13), (INCOMPLETE, 23))
-        return record_of(self.model, work, *choice.pick((*decided, (REJECTED, 15))))
+        record = record_of(self.model, work, *choice.pick((*decided, (REJECTED, 15))))
+        if choice.rarely():
+            # What a quorum may sign, and answers for with all its stake.
+            return choice.pick(
+                (
+                    record._replace(number=2),
+                    record._replace(index=7),
+                    record._replace(file=3),
+                    record._replace(rollouts=record.rollouts + 1),
+                    record._replace(number=0),
+                )
+            )
+        return record
 
     def signers(self, choice: Dice, run: int) -> list[str]:
         seated = sorted(self.model.runs[run].validators, key=self.model.rank.__getitem__)
@@ -381,14 +393,14 @@ class Life(RuleBasedStateMachine):
         ruling = RULINGS[0] if disputed.record.verdict == FRAUD else choice.pick(RULINGS[1:3])
         self.claim_ruling("challenger", disputed, ruling)
 
-    def claim_ruling(self, claimant: str, proof: Proof, ruling: int) -> bool:
+    def claim_ruling(self, claimant: str, proof: Proof, ruling: int, held: bool = True) -> bool:
         """Announce a claim and make it, with the submission that it is about."""
         leaf = ("outcome", proof.header.batch, proof.position, proof.record)
         self.duel.announce(claimant, ("announcement", claimant, leaf, ruling, 3))
         work = self.model.batches[proof.header.batch].submissions[proof.path]
         worker = self.model.workers.get(work.worker)
         signer = worker.node if worker else NODES[0]
-        return self.duel.claim_ruling(claimant, proof, work, signer, ruling, 3)
+        return self.duel.claim_ruling(claimant, proof, work, signer, ruling, 3, held)
 
     # ----------------------------------------------------------------- judged work
 
@@ -433,7 +445,7 @@ class Life(RuleBasedStateMachine):
         ]
         batch = choice.pick(frauds[::-1]) if frauds else self.batch(choice)
         proof = self.proof(choice, batch)
-        self.duel.execute_fraud(proof, *self.evidence(choice, proof))
+        self.duel.execute_fraud(proof, *self.evidence(choice, proof), held=not choice.rarely())
 
     @precondition(lambda self: self.model.batches)
     @rule(data=st.data())
@@ -560,7 +572,7 @@ class Life(RuleBasedStateMachine):
     @rule(data=st.data())
     def accuse(self, data: st.DataObject) -> None:
         choice = Dice(data)
-        proofs = (self.prove_double_outcome, self.prove_double_submission)
+        proofs = (self.prove_double_outcome, self.prove_double_submission, self.prove_misrecord)
         cases = (self.punish_by_case,) * 3 if self.model.cases else ()
         choice.pick((*cases, *proofs))(choice)
 
@@ -593,7 +605,13 @@ class Life(RuleBasedStateMachine):
         first, signer = self.evidence(choice, proof)
         second = first._replace(file=choice.pick((2, first.file)))
         signed = [(first, signer), (second, self.signer(choice, second))]
-        self.duel.prove_double_submission(proof, signed)
+        self.duel.prove_double_submission(proof, signed, choice.pick((True, False)))
+
+    def prove_misrecord(self, choice: Dice) -> None:
+        proof = self.proof(choice, self.batch(choice, judged=True))
+        validator = choice.pick((*VALIDATORS, "stranger"))
+        shown, held = self.evidence(choice, proof), not choice.rarely()
+        self.duel.prove_misrecord(proof, *shown, validator, held)
 
     # ----------------------------------------------------------------------- money
 

@@ -43,7 +43,13 @@ from muster.protocol import jury, messages
 from muster.protocol.eip712 import Domain, address_of, digest, sign, struct_hash
 from muster.protocol.encoding import abi_words, address_bytes, hex0x, keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
-from muster.protocol.merkle import merkle_multi_proof, merkle_proof, merkle_root
+from muster.protocol.merkle import (
+    batch_proof,
+    batch_root,
+    merkle_multi_proof,
+    merkle_proof,
+    merkle_root,
+)
 from muster.protocol.messages import NodeRegistration
 
 GAS = 10_000_000
@@ -150,7 +156,9 @@ class Words:
         return self.sign("ContributionLedger", self.statement(stated).struct_hash(), signer)
 
     def leaves(self, root: Name) -> list[Hash32]:
-        """Return the leaves of the tree that a root is of."""
+        """Return the leaves of the tree that a root is of; none of one that is not there yet."""
+        if root == NO_OFFENCE:
+            return []
         if root[0] == "submissions":
             return [self.submission(work).leaf() for work in root[1]]
         return [
@@ -160,18 +168,25 @@ class Words:
     # --------------------------------------------------------------------- proofs
 
     def header(self, header: Header) -> chain.Batch:
-        batch, run, root, *rest, status = header
+        batch, run, root, *rest, status, outcomes = header
         stands = chain.BatchStatus.of(status)
-        return chain.Batch(batch, RunId(run), self.word(root), *rest, status=stands)
+        roots = self.word(root), self.word(outcomes)
+        return chain.Batch(batch, RunId(run), *roots, *rest, status=stands)
+
+    def held(self, proof: Proof, work: Submission, signer: str, held: bool) -> chain.CommittedWork:
+        """Return work with the siblings of the outcome's place, or without any."""
+        siblings = self.siblings(proof.header.root, proof.position, True) if held else []
+        signature = self.signed(work, signer)
+        return chain.CommittedWork(self.submission(work), signature, tuple(siblings))
 
     def proof(self, proof: Proof) -> chain.OutcomeProof:
-        siblings = self.siblings(proof.header.root, proof.path, proof.intact)
+        siblings = self.siblings(proof.header.outcomes, proof.path, proof.intact)
         return chain.OutcomeProof(
             self.header(proof.header), proof.position, self.record(proof.record), siblings
         )
 
     def claim(self, claim: Claim) -> chain.RewardClaim:
-        leaves = self.leaves(claim.header.root)
+        leaves = self.leaves(claim.header.outcomes)
         places = sorted({place for place in claim.positions if place < len(leaves)})
         siblings = merkle_multi_proof(leaves, places) if places else []
         if not claim.intact:
@@ -183,7 +198,8 @@ class Words:
     def siblings(self, root: Name, place: int, intact: bool) -> list[Hash32]:
         """Return the proof of a leaf, or of none; one that is not intact is too long."""
         leaves = self.leaves(root)
-        siblings = list(merkle_proof(leaves, place)) if place < len(leaves) else []
+        prove = batch_proof if root[0] == "submissions" else merkle_proof
+        siblings = list(prove(leaves, place)) if place < len(leaves) else []
         return siblings if intact else [*siblings, keccak(b"too much")]
 
     def config(self, run: Run) -> chain.RunConfig:
@@ -205,7 +221,7 @@ class Words:
         return Hash32(getattr(self, "_" + tag)(*rest))
 
     def _submissions(self, works: Sequence[Submission]) -> Hash32:
-        return merkle_root(self.leaves(("submissions", works))) if works else ZERO
+        return batch_root(self.leaves(("submissions", works))) if works else ZERO
 
     def _outcomes(self, batch: int, records: Sequence[Record]) -> Hash32:
         return merkle_root(self.leaves(("outcomes", batch, records)))
@@ -286,6 +302,11 @@ class Words:
             return self.joined(rest[0])
         if tag == "signed":
             return self.signed(rest[1], rest[0])
+        if tag == "committed":
+            work, signer, place = rest
+            signature = self.signed(work, signer) if signer else b""
+            siblings = () if place is None or place[2] is None else self.siblings(*place[1:], True)
+            return to_abi(chain.CommittedWork(self.submission(work), signature, tuple(siblings)))
         if tag == "leased":
             return to_abi(self.leased(rest[0]))
         if tag == "verdict":

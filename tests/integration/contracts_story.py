@@ -250,12 +250,27 @@ def contradict(duel: Calls) -> None:
     hear(duel, case, ACCEPT)
     assert duel.settle(first)
     batch = newest(duel)
+    misrecord(duel)
     second = records[1]._replace(verdict=REJECTED)
     stated = Statement(batch.header.batch, batch.header.root, (second,))
     signed = [(stated, "v0"), (stated._replace(records=(records[1],)), "v0")]
     assert duel.prove_double_outcome(batch.header, signed)
     both = [(works[0], "node e"), (works[0]._replace(file=9), "node e")]
     assert duel.prove_double_submission(first, both)
+
+
+def misrecord(duel: Calls) -> None:
+    """A record of another file: a claim needs the proof, and its signer loses its stake."""
+    assert duel.commit("orchestrator", 2, (work("v4", 5)._replace(run=2),), 100)
+    batch = newest(duel)
+    (claimed,) = batch.submissions
+    invented = record_of(duel.model, claimed)._replace(file=9)
+    assert duel.post(batch.header, (invented,), ["v0"])
+    outcome = proof(duel, newest(duel), 0)
+    other = claimed._replace(rollouts=claimed.rollouts + 1)
+    assert not duel.prove_misrecord(outcome, other, "node e", "v0")
+    assert not duel.prove_misrecord(outcome, claimed, "node e", "v1")
+    assert duel.prove_misrecord(outcome, claimed, "node e", "v0")
 
 
 def end(duel: Calls) -> None:

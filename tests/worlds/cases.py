@@ -9,7 +9,7 @@ from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import Hash32, to_address
 from muster.protocol.jury import Ruling
-from muster.protocol.merkle import merkle_root
+from muster.protocol.merkle import batch_root
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
 from worlds.client_world import ORCHESTRATOR_KEY, RUN, make_submission, make_ticket
 
@@ -65,7 +65,7 @@ def make_view_batch(leaves: list[Hash32], records: list[OutcomeRecord] | None = 
     return BatchView(
         batch_id=1,
         run_id=RUN,
-        root=merkle_root(leaves),
+        root=batch_root(leaves),
         count=len(leaves),
         units=1,
         price_per_unit=1,

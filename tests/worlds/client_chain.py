@@ -18,7 +18,7 @@ from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.errors import ApiError, PolicyUnavailable
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
-from muster.protocol.merkle import merkle_root
+from muster.protocol.merkle import batch_root
 from muster.protocol.messages import OutcomeRecord, Submission, Ticket
 from worlds.client_world import (
     BEACON,
@@ -109,7 +109,7 @@ def make_batch(
     return BatchView(
         batch_id=batch_id,
         run_id=RUN,
-        root=merkle_root(leaves) if leaves else keccak(b"none"),
+        root=batch_root(leaves) if leaves else keccak(b"none"),
         units=sum(submission.units for submission in submissions),
         count=len(leaves),
         committed_at=NOW + 30,
@@ -188,7 +188,7 @@ class FakeOrchestrator:
     async def batch(self, batch_id: int) -> BatchContents:
         self._called("batch")
         entries = self.batches[batch_id]
-        root = merkle_root([entry.submission.leaf() for entry in entries])
+        root = batch_root([entry.submission.leaf() for entry in entries])
         return BatchContents(batch_id=batch_id, root=root, count=len(entries), submissions=entries)
 
     async def file(self, name: Hash32) -> bytes:

@@ -35,7 +35,7 @@ from muster.protocol.eip712 import Domain
 from muster.protocol.encoding import file_hash, hex0x, keccak
 from muster.protocol.errors import ApiError, MusterError, ProtocolError, StorageError
 from muster.protocol.ids import Address, Hash32, RunId
-from muster.protocol.merkle import merkle_root
+from muster.protocol.merkle import batch_root
 from muster.shardcast.cache import require_room
 from muster.tasks.document import document_root
 
@@ -463,7 +463,7 @@ def _entries_of(data: bytes, root: Hash32, count: int) -> list[BatchEntry] | Non
     """Return the submissions in an answer if they form a batch with this root."""
     entries = BatchContents.model_validate_json(data).submissions
     leaves = [entry.submission.leaf() for entry in entries]
-    return entries if len(leaves) == count and merkle_root(leaves) == root else None
+    return entries if len(leaves) == count and batch_root(leaves) == root else None
 
 
 def _lied(message: str, *, status: int = 502) -> ApiError:

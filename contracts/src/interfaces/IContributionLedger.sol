@@ -153,6 +153,15 @@ interface IContributionLedger is IContributionLedgerErrors, IContributionLedgerE
         bytes ticketSignature;
     }
 
+    /// @notice A submission, and the proof that a batch holds it.
+    struct CommittedWork {
+        Submission submission;
+        /// @dev EIP-712 `Submission` by the worker's node at the commitment.
+        bytes nodeSignature;
+        /// @dev Leads from the submission's leaf, at its position, to the batch's root.
+        bytes32[] proof;
+    }
+
     /// @notice Life of a batch.
     enum BatchStatus {
         /// @dev Waits for its outcomes until they are due, and then for judges of the network or to be void.
@@ -169,8 +178,10 @@ interface IContributionLedger is IContributionLedgerErrors, IContributionLedgerE
         uint64 batchId;
         /// @dev The run.
         uint64 runId;
-        /// @dev Merkle root over submission leaves until outcomes are posted, over outcome leaves from then on.
+        /// @dev Merkle root over submission leaves, whose order counts.
         bytes32 root;
+        /// @dev Merkle root over outcome leaves; zero until outcomes are posted.
+        bytes32 outcomesRoot;
         /// @dev Submissions in the batch.
         uint32 count;
         /// @dev Sum of the units they claim; no more are ever paid.
@@ -251,10 +262,12 @@ interface IContributionLedger is IContributionLedgerErrors, IContributionLedgerE
     ///         can be called for at once (`IDisputeCourt.summon`). Only the worker or its node, with a bond as above,
     ///         within `appealTime` from when outcomes were due or the batch was called withheld.
     /// @dev The batch was committed by an orchestrator, so that no ticket is asked for: jurors see to it.
-    /// @param proof Leads from the submission's leaf to the batch's root.
+    /// @param position The submission's place in the batch.
+    /// @param proof Leads from its leaf there to the batch's root.
     function splitOff(
         Batch calldata batch,
         LeasedWork calldata work,
+        uint32 position,
         bytes32[] calldata proof,
         string[] calldata sources
     ) external returns (uint64 batchId);
@@ -285,13 +298,11 @@ interface IContributionLedger is IContributionLedgerErrors, IContributionLedgerE
     ///      Exact faults (reasons 30 to 59) ban and cost the `exactFraudPpm` of the batch's terms. Statistical ones jail and
     ///      cost `fraudPpm`, doubled for each earlier conviction; the second one bans.
     ///      Reverts while the run's slashing is paused (`IRunRegistry.pauseSlashing`), and can be done after that.
-    /// @param outcome The outcome and its proof; the verdict that stands must be fraud.
-    /// @param submission The submission that the outcome judges.
-    /// @param nodeSignature EIP-712 `Submission` by the worker's node at the commitment.
+    /// @param outcome The outcome and its proof; the verdict that stands must be fraud. A record of the run's validators
+    ///        must name this work; a jury was shown the work itself.
+    /// @param work What the batch holds at the outcome's position.
     /// @return amount Token wei moved into escrow.
-    function executeFraud(OutcomeProof calldata outcome, Submission calldata submission, bytes calldata nodeSignature)
-        external
-        returns (uint256 amount);
+    function executeFraud(OutcomeProof calldata outcome, CommittedWork calldata work) external returns (uint256 amount);
 
     /// @notice Releases the escrow of an executed fraud whose challenge window is over: the one that a pause of slashing
     ///         prolongs, if it met one. A claimant whom a jury confirmed is the reporter.
@@ -305,13 +316,14 @@ interface IContributionLedger is IContributionLedgerErrors, IContributionLedgerE
     /// @dev Reverts with LedgerBatchMismatch, LedgerNotJudged or LedgerInvalidProof when it does not stand.
     function standingOf(OutcomeProof calldata outcome) external view returns (Standing memory);
 
-    /// @notice Reverts unless a worker's node at the commitment signed exactly the submission that an outcome judges.
-    function requireEvidence(
-        Batch calldata batch,
-        Outcome calldata judged,
-        Submission calldata submission,
-        bytes calldata nodeSignature
-    ) external view;
+    /// @notice Returns whether a batch is proven to hold exactly this submission at an outcome's position. Reverts unless the
+    ///         worker's node at the commitment signed it, and it is so held or has the worker, slot, policy and file of the
+    ///         record: a worker from which the batch is hidden can contest what is said of its work.
+    /// @dev Warning: takes the outcome as it is given; `standingOf` checks one.
+    function requireEvidence(OutcomeProof calldata outcome, CommittedWork calldata work)
+        external
+        view
+        returns (bool isHeld);
 
     /// @notice Reverts unless a batch is of one submission, this one, and waits for judges of the network.
     function requireUnjudged(Batch calldata batch, Submission calldata submission) external view;

@@ -19,6 +19,9 @@ interface IDisputeCourtErrors {
     error CourtNotAnnounced(bytes32 announcement);
     /// @notice Thrown when an account claims that the case may draw as a juror, or one more than `MAX_CLAIMS`.
     error CourtMayNotClaim(bytes32 caseId, address claimant);
+    /// @notice Thrown when a claim does not prove that the batch holds its work, and another did; or when signers are to be
+    ///         fined over work of which nobody proved it.
+    error CourtUnproven(bytes32 caseId);
     /// @notice Thrown when a jury was drawn already.
     error CourtJuryDrawn(bytes32 caseId);
     /// @notice Thrown when the block that decides the draw is not mined yet.
@@ -58,13 +61,13 @@ interface IDisputeCourtEvents {
         uint256 drawBlock,
         uint256 places
     );
-    /// @notice Emitted when an account puts its bond on a ruling. `sources` are URLs that show what the jury needs.
+    /// @notice Emitted when an account puts its bond on a ruling. `sources` are URLs that show what the jury needs; judges that
+    ///         are called for unjudged work are shown its submission without signature and proof.
     event Claimed(
         bytes32 indexed caseId,
         address indexed claimant,
         uint16 ruling,
-        IContributionLedger.Submission submission,
-        bytes nodeSignature,
+        IContributionLedger.CommittedWork work,
         string[] sources
     );
     /// @notice Emitted when a draw came too late to read its block; a later one decides.
@@ -145,16 +148,19 @@ interface IDisputeCourt is IDisputeCourtErrors, IDisputeCourtEvents {
         /// @dev Number from 1.
         uint32 number;
         uint64 runId;
-        /// @dev Whose work it is about. Slot 1.
-        address worker;
         /// @dev The block whose hash decides the jury.
         uint40 drawBlock;
+        /// @dev Whose work it is about, and its slot as `step << 32 | index`. Slot 1.
+        address worker;
+        uint64 tag;
         /// @dev Places of the bench at the opening.
         uint32 places;
         /// @dev Who reported what the jury confirmed; zero for nobody. Slot 2.
         address reporter;
         /// @dev What each juror of the prevailing ruling can collect.
         uint88 fee;
+        /// @dev Whether a claim proved that the batch holds the work.
+        bool isProven;
     }
 
     /// @notice One claim of a case.
@@ -172,12 +178,13 @@ interface IDisputeCourt is IDisputeCourtErrors, IDisputeCourtEvents {
 
     /// @notice Puts a bond, which must be approved, on a ruling about an outcome; the first claim opens its case. Within the
     ///         challenge window, or until the jury's time to commit is over.
-    /// @param submission The submission that the outcome judges, signed by its worker's node.
+    /// @dev Once a claim proved what the batch holds, the case is about that, whatever the record says of it, and claims about
+    ///      another submission are refused. Until then a claim shows what the record names.
+    /// @param work The work that the outcome is about; its proof may be missing where the record names it.
     /// @param sources URLs that show its file, ticket and signatures: at most 16 of at most 128 bytes.
     function claim(
         IContributionLedger.OutcomeProof calldata outcome,
-        IContributionLedger.Submission calldata submission,
-        bytes calldata nodeSignature,
+        IContributionLedger.CommittedWork calldata work,
         uint16 ruling,
         bytes32 salt,
         string[] calldata sources
@@ -222,7 +229,7 @@ interface IDisputeCourt is IDisputeCourtErrors, IDisputeCourtEvents {
 
     /// @notice Fines a validator that signed an outcome which a jury overturned, once a batch. Anyone; a claimant whom the jury
     ///         confirmed is the reporter.
-    /// @dev Never for having said that a file could not be had.
+    /// @dev Never for having said that a file could not be had, nor over work that no claim proved to be the batch's.
     function fineSigner(IContributionLedger.OutcomeProof calldata outcome, address validator) external;
 
     /// @notice Fines a juror that did not reveal a vote before its case closed. Anyone.
@@ -253,8 +260,9 @@ interface IDisputeCourt is IDisputeCourtErrors, IDisputeCourtEvents {
     ///         revealed, and 3 when it collected its fee.
     function voteOf(bytes32 caseId, address juror) external view returns (bytes32);
 
-    /// @notice Returns who reported what a jury confirmed about an outcome, or zero.
-    function reporterOf(bytes32 leaf) external view returns (address);
+    /// @notice Returns whose work, of which slot (`step << 32 | index`), an outcome's case is about, and who reported what a
+    ///         jury confirmed, or zero.
+    function subjectOf(bytes32 leaf) external view returns (address worker, uint64 tag, address reporter);
 
     /// @notice Returns whether an outcome has an open case.
     function isOpen(bytes32 leaf) external view returns (bool);

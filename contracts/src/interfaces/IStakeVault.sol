@@ -81,7 +81,9 @@ interface IStakeVault is IStakeVaultErrors, IStakeVaultEvents {
         /// @dev Two outcomes of one batch; tag is the batch.
         DoubleOutcome,
         /// @dev A juror that did not vote; tag is the case.
-        AbsentJuror
+        AbsentJuror,
+        /// @dev A signature on a record that contradicts what its batch holds; tag is the batch.
+        Misrecord
     }
 
     /// @notice Life of an escrow.

@@ -9,8 +9,8 @@ library BatchLib {
     /// @dev The bit that tells whether an outcome was challenged.
     bytes32 internal constant DISPUTED = bytes32(uint256(1));
 
-    /// @dev Bytes of an encoded header: eleven words.
-    uint256 private constant HEADER_SIZE = 352;
+    /// @dev Bytes of an encoded header: twelve words.
+    uint256 private constant HEADER_SIZE = 384;
 
     /// @dev Returns the word of a batch nobody challenged.
     function hashOf(IContributionLedger.Batch memory batch) internal pure returns (bytes32) {

@@ -37,7 +37,11 @@ library OutcomeRecordLib {
 
     /// @dev Returns the number of a slot within a worker's run.
     function tagOf(IContributionLedger.Outcome memory outcome) internal pure returns (uint64) {
-        return uint64(outcome.step) << 32 | outcome.index;
+        return tagOf(outcome.step, outcome.index);
+    }
+
+    function tagOf(uint32 step, uint32 index) internal pure returns (uint64) {
+        return uint64(step) << 32 | index;
     }
 
     /// @dev Returns whether a verdict and its reason are an exact fault, which one look proves.

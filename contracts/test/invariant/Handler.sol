@@ -178,7 +178,7 @@ abstract contract Handler is Trials {
             uint32 step = uint32(1 + ledger.batchCount() / 8 + (word >> 8) % 2);
             _watch(_addPiece(batchId, _someActive(run, word), step, uint32((word >> 16) % 4)));
         }
-        bytes32 root = _root(_submissionLeaves[batchId]);
+        bytes32 root = _batchRoot(_leavesIn[batchId]);
         vm.prank(by);
         ledger.commitBatch(run, root, uint32(BATCH), uint64(BATCH * UNITS));
         _remember(batchId, root, BATCH, BATCH * UNITS);
@@ -242,11 +242,11 @@ abstract contract Handler is Trials {
         bool possible = workers.isActive(run, worker);
         if (!_attempt(worker, address(ledger), data, possible, "submitDirect")) {
             _pieces.pop();
-            _submissionLeaves[batchId].pop();
+            _leavesIn[batchId].pop();
             return;
         }
         _submittedAlone[_slotOf(_pieces[i])] = true;
-        _remember(batchId, _submissionLeaves[batchId][0], 1, UNITS);
+        _remember(batchId, _leavesIn[batchId][0], 1, UNITS);
         _watch(i);
         if ((who >> 16) % 2 == 0) _answer(batchId, who >> 24);
     }
@@ -395,6 +395,7 @@ abstract contract Handler is Trials {
         if (_pieces.length == 0 || seed % 2 != 0) return;
         Piece storage piece = _pickAny(which);
         if ((seed >> 8) % 3 == 0) _proveDoubleOutcome(piece);
+        else if ((seed >> 8) % 3 == 1) _proveMisrecord(piece, seed >> 16);
         else if (piece.recorded != 0) _proveDoubleSubmission(piece);
     }
 
@@ -416,6 +417,19 @@ abstract contract Handler is Trials {
         _attempt(stranger, address(faults), data, run, validators[3], possible, "doubleOutcome");
     }
 
+    /// @dev Every record is of what its batch holds: no submission, held or invented by its worker, convicts who signed it.
+    function _proveMisrecord(Piece storage piece, uint256 seed) private {
+        if (piece.recorded == 0) return;
+        IContributionLedger.Submission memory submission = _submissionOf(piece);
+        if (seed % 2 == 1) submission.units -= 1;
+        bytes memory signature = _signSubmission(submission, _nodeKeyOf(piece.worker));
+        IContributionLedger.OutcomeProof memory outcome = _proofOf(piece);
+        IContributionLedger.CommittedWork memory work = _held(outcome, submission, signature);
+        address validator = validators[(seed >> 1) % validators.length];
+        bytes memory data = abi.encodeCall(faults.proveMisrecord, (outcome, work, validator));
+        _attempt(stranger, address(faults), data, piece.runId, validator, false, "misrecord");
+    }
+
     /// @dev Nobody holds a second signature of an honest worker: what somebody else signed for it proves nothing.
     function _proveDoubleSubmission(Piece storage piece) private {
         bool honest = _isHonestWorker(piece.worker);
@@ -425,7 +439,8 @@ abstract contract Handler is Trials {
         second.fileHash = keccak256("another file");
         bytes memory signature = _signSubmission(second, honest ? _nodeKeyOf(_team[2]) : key);
         bytes memory data = abi.encodeCall(
-            faults.proveDoubleSubmission, (_proofOf(piece), first, _signSubmission(first, key), second, signature)
+            faults.proveDoubleSubmission,
+            (_proofOf(piece), _held(_proofOf(piece), first, _signSubmission(first, key)), second, signature)
         );
         IStakeVault.Offence offence = IStakeVault.Offence.DoubleSubmission;
         bool possible = !honest && !_isSettled(piece.runId, piece.worker, offence, _tagOf(piece));

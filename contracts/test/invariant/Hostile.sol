@@ -122,7 +122,7 @@ contract Hostile is Handler {
             IContributionLedger.Submission memory submission = _submissionOf(piece);
             submission.units += 1;
             bytes memory signature = _signSubmission(submission, _attackerKey);
-            return (address(ledger), abi.encodeCall(ledger.executeFraud, (proof, submission, signature)));
+            return (address(ledger), abi.encodeCall(ledger.executeFraud, (proof, _held(proof, submission, signature))));
         }
         if (move == 30 && workers.statusOf(piece.runId, by) == IWorkerRegistry.Status.Banned) {
             return (address(workers), abi.encodeCall(workers.comeBack, (piece.runId, 1)));

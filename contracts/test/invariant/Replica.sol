@@ -309,7 +309,7 @@ contract Replica {
         if (name == IDisputeCourtEvents.CaseOpened.selector) {
             _caseOpened(log, judged);
         } else if (name == IDisputeCourtEvents.Claimed.selector) {
-            _claimed(log);
+            _claimed(log, judged);
         } else if (name == IDisputeCourtEvents.BondTaken.selector) {
             owedByCourt += _bond;
         } else if (name == IDisputeCourtEvents.BondReturned.selector) {
@@ -350,8 +350,13 @@ contract Replica {
     }
 
     /// @dev Who calls judges puts up no claim; its bond has events of its own.
-    function _claimed(Vm.Log calldata log) private {
-        uint16 ruling = abi.decode(log.data, (uint16));
+    function _claimed(Vm.Log calldata log, IDisputeCourt.Case storage judged) private {
+        (uint16 ruling, IContributionLedger.CommittedWork memory work,) =
+            abi.decode(log.data, (uint16, IContributionLedger.CommittedWork, string[]));
+        _require(judged.worker == work.submission.worker, "Claimed: another worker");
+        judged.tag = uint64(work.submission.step) << 32 | work.submission.index;
+        // Every claim of the suite proves its work; whoever calls judges is heard about what it committed alone.
+        judged.isProven = ruling != 0;
         if (ruling != 0) owedByCourt += _bond;
     }
 
@@ -385,8 +390,8 @@ contract Replica {
         } else if (name == IContributionLedgerEvents.BatchSplit.selector) {
             _split(log, batch);
         } else if (name == IContributionLedgerEvents.OutcomesPosted.selector) {
-            _require(batch.batchId != 0 && batch.root != 0, "OutcomesPosted: unknown");
-            (batch.root, batch.postedAt, batch.signers,,) =
+            _require(batch.batchId != 0 && batch.outcomesRoot == 0, "OutcomesPosted: unknown");
+            (batch.outcomesRoot, batch.postedAt, batch.signers,,) =
                 abi.decode(log.data, (bytes32, uint40, uint88, bytes, bytes));
             batch.status = IContributionLedger.BatchStatus.Judged;
         } else if (name == IContributionLedgerEvents.BatchWithheld.selector) {
@@ -401,7 +406,9 @@ contract Replica {
     function _committed(Vm.Log calldata log, IContributionLedger.Batch storage batch) private {
         _require(batch.batchId == 0, "BatchCommitted: twice");
         // The event has the fields of a header in their order, but for those that come with the outcomes.
-        bytes memory header = bytes.concat(log.topics[1], log.topics[2], log.data, abi.encode(0, 0, 0));
+        bytes memory header = bytes.concat(
+            log.topics[1], log.topics[2], bytes32(log.data[:32]), bytes32(0), log.data[32:], abi.encode(0, 0, 0)
+        );
         _batches[_number(log.topics[1])] = abi.decode(header, (IContributionLedger.Batch));
     }
 

@@ -62,7 +62,6 @@ abstract contract Stage is BaseTest {
 
     Piece[] internal _pieces;
     mapping(uint64 batchId => bytes[]) internal _recordsOf;
-    mapping(uint64 batchId => bytes32[]) internal _submissionLeaves;
     mapping(bytes32 slot => bool) internal _submittedAlone;
     mapping(bytes32 slot => uint256) internal _timesPaid;
 
@@ -312,8 +311,8 @@ abstract contract Stage is BaseTest {
 
     /// @dev Adds a submission to a batch. Slots repeat, with the same file each time.
     function _addPiece(uint64 batchId, address worker, uint32 step, uint32 index) internal returns (uint256) {
-        uint32 position = uint32(_submissionLeaves[batchId].length);
-        _submissionLeaves[batchId].push(_submissionLeaf(_submission(worker, step, index)));
+        uint32 position = uint32(_leavesIn[batchId].length);
+        _leavesIn[batchId].push(_submissionLeaf(_submission(worker, step, index)));
         _pieces.push(Piece(runId, batchId, position, worker, step, index, 0, 0));
         return _pieces.length - 1;
     }

@@ -107,9 +107,10 @@ abstract contract Trials is Stage {
         Piece storage piece = _pieces[i];
         bool possible = _isAppealable(piece.batchId) && !_isAlone(piece) && !_submittedAlone[_slotOf(piece)]
             && _balance(piece.worker) >= BOND;
-        bytes32[] memory siblings = _siblings(_submissionLeaves[piece.batchId], piece.position);
+        bytes32[] memory siblings = _batchSiblings(_leavesIn[piece.batchId], piece.position);
         IContributionLedger.LeasedWork memory work = _leasedWork(piece);
-        bytes memory data = abi.encodeCall(ledger.splitOff, (batches[piece.batchId], work, siblings, _noSources()));
+        bytes memory data =
+            abi.encodeCall(ledger.splitOff, (batches[piece.batchId], work, piece.position, siblings, _noSources()));
         if (_isAlone(piece)) return i;
         if (!_attempt(piece.worker, address(ledger), data, possible, "splitOff")) return i;
         _submittedAlone[_slotOf(piece)] = true;
@@ -122,7 +123,7 @@ abstract contract Trials is Stage {
         from.units -= uint64(UNITS);
         IContributionLedger.Batch memory own = from;
         (own.batchId, own.count, own.units) = (batchId, 1, uint64(UNITS));
-        own.root = _submissionLeaves[piece.batchId][piece.position];
+        own.root = _leavesIn[piece.batchId][piece.position];
         batches[batchId] = own;
         return _addPiece(batchId, piece.worker, piece.step, piece.index);
     }
@@ -153,7 +154,9 @@ abstract contract Trials is Stage {
     function _claimData(Piece storage piece, uint16 ruling) private returns (bytes memory) {
         IContributionLedger.Submission memory submission = _submissionOf(piece);
         bytes memory signature = _signSubmission(submission, _nodeKeyOf(piece.worker));
-        return abi.encodeCall(court.claim, (_proofOf(piece), submission, signature, ruling, SALT, _noSources()));
+        IContributionLedger.OutcomeProof memory outcome = _proofOf(piece);
+        IContributionLedger.CommittedWork memory work = _held(outcome, submission, signature);
+        return abi.encodeCall(court.claim, (outcome, work, ruling, SALT, _noSources()));
     }
 
     function _mayClaim(address who, Piece storage piece, uint16 ruling) private view returns (bool) {
@@ -290,7 +293,7 @@ abstract contract Trials is Stage {
         batch.signers = runs.seatBitOf(batch.runId, validators[first]) | runs.seatBitOf(batch.runId, validators[second]);
         batch.status = withheld ? IContributionLedger.BatchStatus.Withheld : IContributionLedger.BatchStatus.Judged;
         if (withheld) return;
-        batch.root = _root(_leaves(batchId, records));
+        batch.outcomesRoot = _root(_leaves(batchId, records));
         _noteOutcomes(batchId, records, rulings);
     }
 
@@ -348,7 +351,8 @@ abstract contract Trials is Stage {
         uint256 cost = _costOf(piece);
         IContributionLedger.Submission memory submission = _submissionOf(piece);
         bytes memory signature = _signSubmission(submission, _nodeKeyOf(piece.worker));
-        bytes memory data = abi.encodeCall(ledger.executeFraud, (_proofOf(piece), submission, signature));
+        bytes memory data =
+            abi.encodeCall(ledger.executeFraud, (_proofOf(piece), _held(_proofOf(piece), submission, signature)));
         bool success = _attempt(stranger, address(ledger), data, piece.runId, piece.worker, possible, "executeFraud");
         if (!success) return;
         _sin("a fraud cost something else", vault.escrowOf(id).amount != cost);

@@ -54,9 +54,10 @@ contract AttacksByRunsTest is CourtTest {
     /// @dev A batch of one record in the gang's run, judged by the gang.
     function _judgeInTheirRun(bytes memory record) private returns (uint64 batchId) {
         runId = theirRun;
+        bytes32 root = _submissionLeaf(_submissionIn(record));
         vm.prank(mallory);
-        batchId = ledger.commitBatch(theirRun, keccak256("theirs"), 1, 1000);
-        _remember(batchId, keccak256("theirs"), 1, 1000);
+        batchId = ledger.commitBatch(theirRun, root, 1, 1000);
+        _remember(batchId, root, 1, 1000);
         bytes[] memory records = _one(record);
         ledger.postOutcomes(
             batches[batchId], record, _sign(gangsterKey, ledger.DOMAIN_SEPARATOR(), _outcomesHash(batchId, record))
@@ -77,7 +78,8 @@ contract AttacksByRunsTest is CourtTest {
         batchId = _judgeInTheirRun(record);
         runId = theirRun;
         IContributionLedger.Submission memory submission = _submission(worker, 1, 0);
-        ledger.executeFraud(_prove(batchId, _one(record), 0), submission, _signSubmission(submission, nodeKey));
+        IContributionLedger.OutcomeProof memory outcome = _prove(batchId, _one(record), 0);
+        ledger.executeFraud(outcome, _held(outcome, submission, _signSubmission(submission, nodeKey)));
         runId = ourRun;
     }
 
@@ -129,7 +131,8 @@ contract AttacksByRunsTest is CourtTest {
         uint64 batchId = _commitAndPost(_one(second));
         IContributionLedger.Submission memory submission = _submission(alice, 2, 0);
         bytes memory signature = _signSubmission(submission, aliceNodeKey);
-        ledger.executeFraud(_prove(batchId, _one(second), 0), submission, signature);
+        IContributionLedger.OutcomeProof memory outcome = _prove(batchId, _one(second), 0);
+        ledger.executeFraud(outcome, _held(outcome, submission, signature));
         assertEq(_ours(alice), 450 ether, "a tenth, and half of the rest");
         _decide(ALICE_FRAUD, ACCEPT, ACCEPT);
         assertEq(_ours(alice), 500 ether, "half of all, as if the first slash had never been");
@@ -161,7 +164,7 @@ contract AttacksByRunsTest is CourtTest {
         vm.expectRevert(
             abi.encodeWithSelector(IContributionLedgerErrors.LedgerInvalidSubmission.selector, bob, bobNode)
         );
-        ledger.executeFraud(outcome, submission, signature);
+        ledger.executeFraud(outcome, _held(outcome, submission, signature));
     }
 
     function _packFor(uint64, IContributionLedger.Outcome memory outcome) private pure returns (bytes memory) {
@@ -266,7 +269,7 @@ contract AttacksByRunsTest is CourtTest {
         bytes memory stolen = _signSubmission(second, aliceNodeKey);
         IContributionLedger.OutcomeProof memory outcome = _prove(batchId, _one(record), 0);
         vm.expectRevert(abi.encodeWithSelector(IFaultCourtErrors.FaultNoEquivocation.selector, alice, aliceNode));
-        faults.proveDoubleSubmission(outcome, first, firstSignature, second, stolen);
+        faults.proveDoubleSubmission(outcome, _held(outcome, first, firstSignature), second, stolen);
     }
 
     function test_R9_the_same_with_the_key_of_that_moment_costs_the_worker() public {
@@ -275,10 +278,10 @@ contract AttacksByRunsTest is CourtTest {
         IContributionLedger.Submission memory first = _submission(alice, 2, 0);
         IContributionLedger.Submission memory second = _submission(alice, 2, 0);
         second.fileHash = keccak256("another file");
+        IContributionLedger.OutcomeProof memory outcome = _prove(batchId, _one(record), 0);
         faults.proveDoubleSubmission(
-            _prove(batchId, _one(record), 0),
-            first,
-            _signSubmission(first, aliceNodeKey),
+            outcome,
+            _held(outcome, first, _signSubmission(first, aliceNodeKey)),
             second,
             _signSubmission(second, aliceNodeKey)
         );
@@ -320,7 +323,7 @@ contract AttacksByRunsTest is CourtTest {
         vm.expectRevert(
             abi.encodeWithSelector(IContributionLedgerErrors.LedgerInvalidSubmission.selector, alice, mallory)
         );
-        court.claim(outcome, submission, forged, ACCEPT, SALT, _noSources());
+        court.claim(outcome, _held(outcome, submission, forged), ACCEPT, SALT, _noSources());
     }
 
     function test_R14_no_case_delays_a_withdrawal() public {
@@ -342,7 +345,7 @@ contract AttacksByRunsTest is CourtTest {
         _draw(_acceptedLeaf);
         _voteAll(_acceptedLeaf, STATISTICAL, STATISTICAL, STATISTICAL);
         court.settle(_outcomeAt(BOB_ACCEPTED));
-        assertEq(court.reporterOf(_acceptedLeaf), challenger, "whoever announced first reported");
+        assertEq(_reporterOf(_acceptedLeaf), challenger, "whoever announced first reported");
     }
 
     // --------------------------------------------------- R11: nobody picks a jury
@@ -384,7 +387,7 @@ contract AttacksByRunsTest is CourtTest {
         IContributionLedger.OutcomeProof memory outcome = _outcomeAt(BOB_ACCEPTED);
         vm.prank(jurors[0]);
         vm.expectRevert(abi.encodeWithSelector(IDisputeCourtErrors.CourtMayNotClaim.selector, _acceptedLeaf, jurors[0]));
-        court.claim(outcome, submission, signature, REJECT, SALT, _noSources());
+        court.claim(outcome, _held(outcome, submission, signature), REJECT, SALT, _noSources());
     }
 
     // -------------------------------------- R13: a gang does not earn by its verdicts
@@ -410,7 +413,7 @@ contract AttacksByRunsTest is CourtTest {
         bytes memory signature = _signSubmission(submission, bobNodeKey);
         IContributionLedger.OutcomeProof memory outcome = _outcomeAt(0);
         vm.prank(bob);
-        court.claim(outcome, submission, signature, ACCEPT, SALT, _noSources());
+        court.claim(outcome, _held(outcome, submission, signature), ACCEPT, SALT, _noSources());
         _draw(leaf);
         _voteAll(leaf, ACCEPT, ACCEPT, ACCEPT);
         court.settle(outcome);
@@ -495,7 +498,7 @@ contract AttacksByRunsTest is CourtTest {
         vm.expectRevert(
             abi.encodeWithSelector(IContributionLedgerErrors.LedgerInvalidSubmission.selector, bob, bobNode)
         );
-        ledger.executeFraud(outcome, submission, signature);
+        ledger.executeFraud(outcome, _held(outcome, submission, signature));
     }
 
     function test_R19_nobody_judges_the_run_that_it_works_for() public {

@@ -29,7 +29,7 @@ contract DisputeCourtClaimTest is CourtTest {
 
     function _send(address who, Claimed memory c) private {
         vm.prank(who);
-        court.claim(c.outcome, c.submission, c.signature, c.ruling, c.salt, c.sources);
+        court.claim(c.outcome, _held(c.outcome, c.submission, c.signature), c.ruling, c.salt, c.sources);
     }
 
     function _announcement(address who, bytes32 leaf, uint16 ruling, bytes32 salt) private pure returns (bytes32) {
@@ -396,7 +396,9 @@ contract DisputeCourtClaimTest is CourtTest {
         vm.expectEmit(address(court));
         emit IDisputeCourtEvents.CaseOpened(_fraudLeaf, _batchId, runId, 1, 0, alice, STATISTICAL, drawBlock, 5);
         vm.expectEmit(address(court));
-        emit IDisputeCourtEvents.Claimed(_fraudLeaf, challenger, ruling, c.submission, c.signature, c.sources);
+        emit IDisputeCourtEvents.Claimed(
+            _fraudLeaf, challenger, ruling, _held(c.outcome, c.submission, c.signature), c.sources
+        );
         _send(challenger, c);
 
         _assertOpened(drawBlock);
@@ -546,7 +548,9 @@ contract DisputeCourtClaimTest is CourtTest {
         c.sources = _sources(count % 2 == 0 ? 16 : bound(count, 0, 16), size % 2 == 0 ? 128 : bound(size, 0, 128));
         _announce(challenger, _fraudLeaf, ACCEPT);
         vm.expectEmit(address(court));
-        emit IDisputeCourtEvents.Claimed(_fraudLeaf, challenger, ACCEPT, c.submission, c.signature, c.sources);
+        emit IDisputeCourtEvents.Claimed(
+            _fraudLeaf, challenger, ACCEPT, _held(c.outcome, c.submission, c.signature), c.sources
+        );
         _send(challenger, c);
     }
 }
@@ -568,6 +572,6 @@ contract DisputeCourtClaimWithoutBenchTest is CourtTest {
         _announce(challenger, _fraudLeaf, ACCEPT);
         vm.expectRevert(abi.encodeWithSelector(IDisputeCourtErrors.CourtNoJurors.selector, _fraudLeaf));
         vm.prank(challenger);
-        court.claim(outcome, submission, signature, ACCEPT, SALT, _noSources());
+        court.claim(outcome, _held(outcome, submission, signature), ACCEPT, SALT, _noSources());
     }
 }

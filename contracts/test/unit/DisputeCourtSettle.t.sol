@@ -179,7 +179,7 @@ contract DisputeCourtSettleTest is VerdictTest {
         IContributionLedger.Standing memory standing = ledger.standingOf(outcome);
         assertEq(uint16(standing.verdict) << 8 | standing.reason, ruling, "what stands");
         assertEq(uint8(court.caseOf(_fraudLeaf).status), uint8(_statusOf(overturned)), "status");
-        assertEq(court.reporterOf(_fraudLeaf), reporter, "reporter");
+        assertEq(_reporterOf(_fraudLeaf), reporter, "reporter");
     }
 
     /// @dev Two of three say that nothing could be seen; the third's word does not stand.
@@ -416,7 +416,7 @@ contract DisputeCourtSettleTest is VerdictTest {
         _claimAnnounced(stranger, ALICE_FRAUD, ACCEPT);
         _drawAndVote(_fraudLeaf, ACCEPT, ACCEPT, ACCEPT);
         _settle(ALICE_FRAUD);
-        assertEq(court.reporterOf(_fraudLeaf), challenger, "reporter");
+        assertEq(_reporterOf(_fraudLeaf), challenger, "reporter");
     }
 
     function test_settle_makesNobodyTheReporter_whoWasWrong() public {
@@ -426,7 +426,7 @@ contract DisputeCourtSettleTest is VerdictTest {
         _claimAnnounced(challenger, ALICE_FRAUD, ACCEPT);
         _drawAndVote(_fraudLeaf, ACCEPT, ACCEPT, ACCEPT);
         _settle(ALICE_FRAUD);
-        assertEq(court.reporterOf(_fraudLeaf), challenger, "the first that was right");
+        assertEq(_reporterOf(_fraudLeaf), challenger, "the first that was right");
     }
 
     // ------------------------------------------------- what an overturn gives back
@@ -459,7 +459,7 @@ contract DisputeCourtSettleTest is VerdictTest {
         vm.expectRevert(
             abi.encodeWithSelector(IContributionLedgerErrors.LedgerNotFraud.selector, _batchId, 0, REJECTED)
         );
-        ledger.executeFraud(outcome, submission, signature);
+        ledger.executeFraud(outcome, _held(outcome, submission, signature));
     }
 
     function test_overturnedFraud_isUndone_whenThereWasNothingToSlash() public {
@@ -557,7 +557,7 @@ contract DisputeCourtSettleTest is VerdictTest {
         vm.expectRevert(
             abi.encodeWithSelector(IContributionLedgerErrors.LedgerNotFraud.selector, _batchId, 1, ACCEPTED)
         );
-        ledger.executeFraud(outcome, submission, signature);
+        ledger.executeFraud(outcome, _held(outcome, submission, signature));
     }
 
     function test_overturnedAcceptance_rewardsTheReporter() public {

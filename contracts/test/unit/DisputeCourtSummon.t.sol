@@ -231,7 +231,7 @@ contract DisputeCourtSummonTest is VerdictTest {
         _passDeadline();
         IContributionLedger.LeasedWork memory work = _work(_submitted, aliceNodeKey, block.timestamp);
         vm.prank(alice);
-        ledger.splitOff(batches[_own], work, new bytes32[](0), _noSources());
+        ledger.splitOff(batches[_own], work, 0, new bytes32[](0), _noSources());
         batches[_own].units = 0;
         _expectInvalidSubmission(alice);
         _summon();
@@ -259,7 +259,9 @@ contract DisputeCourtSummonTest is VerdictTest {
         vm.expectEmit(address(court));
         emit IDisputeCourtEvents.CaseOpened(_caseId, _own, runId, 1, 0, alice, 0, drawBlock, 5);
         vm.expectEmit(address(court));
-        emit IDisputeCourtEvents.Claimed(_caseId, aliceNode, 0, _submitted, "", sources);
+        emit IDisputeCourtEvents.Claimed(
+            _caseId, aliceNode, 0, IContributionLedger.CommittedWork(_submitted, "", new bytes32[](0)), sources
+        );
         vm.prank(aliceNode);
         court.summon(batches[_own], _submitted, sources);
         IDisputeCourt.Case memory opened = court.caseOf(_caseId);
@@ -507,8 +509,9 @@ contract DisputeCourtSummonTest is VerdictTest {
     function testFuzz_fraud_isExecuted(bool exact) public {
         uint16 ruling = exact ? EXACT : STATISTICAL;
         _decideSummoned(ruling);
+        IContributionLedger.OutcomeProof memory outcome = _judgedOutcome(ruling);
         uint256 amount =
-            ledger.executeFraud(_judgedOutcome(ruling), _submitted, _signSubmission(_submitted, aliceNodeKey));
+            ledger.executeFraud(outcome, _held(outcome, _submitted, _signSubmission(_submitted, aliceNodeKey)));
         assertEq(amount, REQUIRED_STAKE * (exact ? EXACT_FRAUD_PPM : FRAUD_PPM) / PPM, "slashed");
         _assertStatus(alice, exact ? IWorkerRegistry.Status.Banned : IWorkerRegistry.Status.Jailed, "convicted");
     }
@@ -536,7 +539,7 @@ contract DisputeCourtSummonTest is VerdictTest {
         IContributionLedger.OutcomeProof memory outcome = _judgedOutcome(recorded);
         _announce(challenger, _leaf(_own, 0, outcome.record), ruling);
         vm.prank(challenger);
-        court.claim(outcome, _submitted, signature, ruling, SALT, _noSources());
+        court.claim(outcome, _held(outcome, _submitted, signature), ruling, SALT, _noSources());
     }
 
     /// @dev No validator signed what judges of the network decided.
@@ -637,12 +640,12 @@ contract DisputeCourtSummonTest is VerdictTest {
         bytes32[] memory leaves = new bytes32[](2);
         (_submitted, leaves[1]) = (_submission(alice, 3, 0), _submissionLeaf(_submission(bob, 3, 0)));
         leaves[0] = _submissionLeaf(_submitted);
-        _own = _commitRoot(_root(leaves), 2, 2000);
+        _own = _commitRoot(_batchRoot(leaves), 2, 2000);
         _passDeadline();
         IContributionLedger.LeasedWork memory work = _work(_submitted, aliceNodeKey, block.timestamp);
         IContributionLedger.Batch memory split = batches[_own];
         vm.prank(alice);
-        _own = ledger.splitOff(split, work, _siblings(leaves, 0), _noSources());
+        _own = ledger.splitOff(split, work, 0, _batchSiblings(leaves, 0), _noSources());
         (split.batchId, split.root, split.count, split.units) = (_own, leaves[0], 1, 1000);
         batches[_own] = split;
         assertEq(court.bondOf(_own), alice, "payer");

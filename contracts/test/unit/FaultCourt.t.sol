@@ -239,7 +239,9 @@ contract FaultCourtTest is CourtTest {
     }
 
     function _prove(Pair memory p) private {
-        faults.proveDoubleSubmission(p.outcome, p.first, p.firstSignature, p.second, p.secondSignature);
+        faults.proveDoubleSubmission(
+            p.outcome, _held(p.outcome, p.first, p.firstSignature), p.second, p.secondSignature
+        );
     }
 
     function _doubleSubmission() private view returns (bytes32) {

@@ -27,7 +27,7 @@ abstract contract FraudTest is LedgerTest {
         returns (uint256)
     {
         IContributionLedger.Submission memory submission = _submission(alice, step, index);
-        return ledger.executeFraud(outcome, submission, _signSubmission(submission, aliceNodeKey));
+        return ledger.executeFraud(outcome, _held(outcome, submission, _signSubmission(submission, aliceNodeKey)));
     }
 
     /// @dev A batch with one fraud of Alice for a reason.
@@ -68,7 +68,7 @@ contract LedgerFraudTest is FraudTest {
         IContributionLedger.Submission memory submission = _submission(alice, step, 0);
         bytes memory signature = _signSubmission(submission, aliceNodeKey);
         vm.expectRevert(why);
-        ledger.executeFraud(outcome, submission, signature);
+        ledger.executeFraud(outcome, _held(outcome, submission, signature));
     }
 
     // ------------------------------------------------------------------- verdict
@@ -164,7 +164,7 @@ contract LedgerFraudTest is FraudTest {
     ) private {
         IContributionLedger.OutcomeProof memory outcome = _outcomeAt(ALICE_FRAUD);
         _expectInvalidSubmission(submission.worker, signer);
-        ledger.executeFraud(outcome, submission, signature);
+        ledger.executeFraud(outcome, _held(outcome, submission, signature));
     }
 
     // --------------------------------------------------- keys and workers that left
@@ -190,7 +190,7 @@ contract LedgerFraudTest is FraudTest {
         vm.warp(block.timestamp + bound(gap, 1, 30 days));
         IContributionLedger.OutcomeProof memory outcome = _fraudFor(2, 60);
         IContributionLedger.Submission memory submission = _submission(alice, 2, 0);
-        uint256 amount = ledger.executeFraud(outcome, submission, _signSubmission(submission, nodeKey));
+        uint256 amount = ledger.executeFraud(outcome, _held(outcome, submission, _signSubmission(submission, nodeKey)));
         assertEq(amount, REQUIRED_STAKE * FRAUD_PPM / PPM, "the new key answers for it");
     }
 
@@ -342,7 +342,7 @@ contract LedgerFraudTest is FraudTest {
             _batchId, alice, _escrowId(alice, IStakeVault.Offence.Fraud, 1, 0), _fraudLeaf, 0, expected
         );
         vm.prank(caller);
-        assertEq(ledger.executeFraud(outcome, submission, signature), expected, "amount");
+        assertEq(ledger.executeFraud(outcome, _held(outcome, submission, signature)), expected, "amount");
 
         _assertStatus(alice, IWorkerRegistry.Status.Jailed, "jailed");
         _assertHeld(_escrow(IStakeVault.Offence.Fraud), expected);

@@ -68,7 +68,7 @@ contract LedgerPostOutcomesTest is LedgerTest {
     function testFuzz_postOutcomes_reverts_whenBatchIsUnknown(uint64 batchId, bytes32 root) public {
         IContributionLedger.Batch memory header = batches[_commit(1)];
         vm.assume(batchId != header.batchId);
-        (header.batchId, header.root) = (batchId, root);
+        (header.batchId, header.outcomesRoot) = (batchId, root);
         _expectBatchMismatch(batchId);
         ledger.postOutcomes(header, "", "");
     }

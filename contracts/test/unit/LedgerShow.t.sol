@@ -73,7 +73,7 @@ contract LedgerShowTest is LedgerTest {
         vm.prank(stranger);
         ledger.postOutcomes(batches[_id], records, bytes.concat(one, other));
         IContributionLedger.Batch storage posted = batches[_id];
-        posted.root = _root(_leaves(_id, _accepted(COUNT)));
+        posted.outcomesRoot = _root(_leaves(_id, _accepted(COUNT)));
         posted.postedAt = uint40(block.timestamp);
         posted.status = IContributionLedger.BatchStatus.Judged;
         posted.signers = runs.seatBitOf(runId, validators[first]) | runs.seatBitOf(runId, validators[second]);
@@ -147,11 +147,16 @@ contract LedgerShowTest is LedgerTest {
         _show(_joined, _joined, signature);
     }
 
-    function test_showOutcomes_reverts_oncePosted() public {
-        bytes memory signature = _signedBy(validatorKeys[0], _joined);
+    /// @dev Also what contradicts the posted outcomes: whoever signed both can be shown to have.
+    function testFuzz_showOutcomes_worksOncePosted(bytes32 recordsHash) public {
         _post(_id, _accepted(COUNT), QUORUM);
-        vm.expectPartialRevert(IContributionLedgerErrors.LedgerInvalidSigner.selector);
-        _show(_joined, _joined, signature);
+        bytes32 root = batches[_id].root;
+        bytes32 typeHash = keccak256("Outcomes(uint64 batchId,bytes32 batchRoot,bytes32 recordsHash)");
+        bytes32 hash = keccak256(abi.encode(typeHash, _id, root, recordsHash));
+        bytes memory signature = _sign(validatorKeys[0], ledger.DOMAIN_SEPARATOR(), hash);
+        vm.expectEmit(address(ledger));
+        emit IContributionLedgerEvents.OutcomesShown(_id, validators[0], root, recordsHash, "", signature);
+        ledger.showOutcomes(batches[_id], recordsHash, "", signature);
     }
 
     // ------------------------------------------------------------------- records

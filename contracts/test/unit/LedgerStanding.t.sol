@@ -231,9 +231,9 @@ contract LedgerStandingTest is LedgerTest {
     function testFuzz_isDisputed_reverts_whenAFieldHoldsMoreBitsThanItsType(uint256 word, uint256 bit) public {
         uint64 batchId = _commit(1);
         bytes memory call = abi.encodeCall(ledger.isDisputed, (batches[batchId]));
-        uint256[HEADER_FIELDS] memory width = [uint256(64), 64, 256, 32, 64, 88, 32, 40, 40, 88, 8];
+        uint256[HEADER_FIELDS] memory width = [uint256(64), 64, 256, 256, 32, 64, 88, 32, 40, 40, 88, 8];
         word = bound(word, 0, HEADER_FIELDS - 1);
-        vm.assume(word != 2);
+        vm.assume(word != 2 && word != 3);
         bit = bound(bit, width[word], 255);
         uint256 at = 4 + 32 * word + 31 - bit / 8;
         call[at] = bytes1(uint8(call[at]) ^ uint8(1 << (bit % 8)));
@@ -243,17 +243,24 @@ contract LedgerStandingTest is LedgerTest {
 
     // ---------------------------------------------------------- require evidence
 
-    function _expectNoEvidence(IContributionLedger.Submission memory submission, address signer) private {
-        IContributionLedger.Outcome memory judged = _outcome(alice, 1, 0, FRAUD);
-        bytes memory signature = _signSubmission(submission, aliceNodeKey);
-        _expectInvalidSubmission(submission.worker, signer);
-        ledger.requireEvidence(batches[_batchId], judged, submission, signature);
+    /// @dev What the batch holds at Alice's position, signed with her key.
+    function _aliceHeld() private view returns (IContributionLedger.CommittedWork memory) {
+        IContributionLedger.Submission memory submission = _submission(alice, 1, 0);
+        return _held(_outcomeAt(ALICE_FRAUD), submission, _signSubmission(submission, aliceNodeKey));
     }
 
-    function testFuzz_requireEvidence_reverts_forAnotherSubmission(uint256 field, uint32 change) public {
+    function _expectNoEvidence(IContributionLedger.CommittedWork memory work, address signer) private {
+        IContributionLedger.OutcomeProof memory outcome = _outcomeAt(ALICE_FRAUD);
+        _expectInvalidSubmission(work.submission.worker, signer);
+        ledger.requireEvidence(outcome, work);
+    }
+
+    /// @dev Signed by the worker's node, but neither what the batch holds nor what the record names.
+    function testFuzz_requireEvidence_reverts_forAnotherSubmission(uint256 field, uint32 change, bool proves) public {
         vm.assume(change != 0);
         _judgeTwo();
-        IContributionLedger.Submission memory submission = _submission(alice, 1, 0);
+        IContributionLedger.CommittedWork memory work = _aliceHeld();
+        IContributionLedger.Submission memory submission = work.submission;
         field = bound(field, 0, 5);
         if (field == 0) submission.runId ^= change;
         if (field == 1) submission.worker = bob;
@@ -261,18 +268,45 @@ contract LedgerStandingTest is LedgerTest {
         if (field == 3) submission.index ^= change;
         if (field == 4) submission.policyVersion ^= change;
         if (field == 5) submission.fileHash ^= bytes32(uint256(change));
-        _expectNoEvidence(submission, aliceNode);
+        work.nodeSignature = _signSubmission(submission, aliceNodeKey);
+        if (!proves) work.proof = new bytes32[](0);
+        _expectNoEvidence(work, aliceNode);
     }
 
-    function test_requireEvidence_passes_forTheSubmissionThatIsJudged() public {
+    function testFuzz_requireEvidence_reverts_whenAnotherKeySigned(uint256 key) public {
+        key = bound(key, 1, 1 << 200);
+        vm.assume(key != aliceNodeKey);
         _judgeTwo();
-        IContributionLedger.Submission memory submission = _submission(alice, 1, 0);
-        bytes memory call = abi.encodeCall(
-            ledger.requireEvidence,
-            (batches[_batchId], _outcome(alice, 1, 0, FRAUD), submission, _signSubmission(submission, aliceNodeKey))
-        );
-        (bool success,) = address(ledger).staticcall(call);
-        assertTrue(success, "signed by its node");
+        IContributionLedger.CommittedWork memory work = _aliceHeld();
+        work.nodeSignature = _signSubmission(work.submission, key);
+        _expectNoEvidence(work, vm.addr(key));
+    }
+
+    /// @dev A submission that differs in a count alone has the record's name, and is not what the batch holds.
+    function testFuzz_requireEvidence_isNoProof_forAnotherCount(bool units, uint32 change) public {
+        vm.assume(change != 0);
+        _judgeTwo();
+        IContributionLedger.CommittedWork memory work = _aliceHeld();
+        if (units) work.submission.units ^= change;
+        else work.submission.rollouts ^= change;
+        work.nodeSignature = _signSubmission(work.submission, aliceNodeKey);
+        assertFalse(ledger.requireEvidence(_outcomeAt(ALICE_FRAUD), work), "named, but not held");
+    }
+
+    function testFuzz_requireEvidence_isNoProof_whenTheProofIsBroken(bytes32 sibling, uint256 length) public {
+        _judgeTwo();
+        IContributionLedger.CommittedWork memory work = _aliceHeld();
+        length = bound(length, 0, 3);
+        vm.assume(length != 1 || sibling != work.proof[0]);
+        bytes32[] memory proof = new bytes32[](length);
+        if (length != 0) proof[0] = length == 1 ? sibling : work.proof[0];
+        work.proof = proof;
+        assertFalse(ledger.requireEvidence(_outcomeAt(ALICE_FRAUD), work), "named, but not held");
+    }
+
+    function test_requireEvidence_isProof_forWhatTheBatchHolds() public {
+        _judgeTwo();
+        assertTrue(ledger.requireEvidence(_outcomeAt(ALICE_FRAUD), _aliceHeld()), "held");
     }
 
     // ------------------------------------------------------------------- signers

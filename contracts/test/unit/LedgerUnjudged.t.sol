@@ -40,7 +40,7 @@ abstract contract UnjudgedTest is LedgerTest {
     }
 
     function _proofAt(uint256 position) internal view returns (bytes32[] memory) {
-        return _siblings(_submissionLeaves(_claimed), position);
+        return _batchSiblings(_submissionLeaves(_claimed), position);
     }
 
     function _splitAs(address caller, IContributionLedger.LeasedWork memory work, bytes32[] memory proof)
@@ -49,7 +49,8 @@ abstract contract UnjudgedTest is LedgerTest {
     {
         IContributionLedger.Batch memory batch = batches[_id];
         vm.prank(caller);
-        return ledger.splitOff(batch, work, proof, _noSources());
+        uint32 position = batch.count == 1 ? 0 : work.submission.index % uint32(COUNT);
+        return ledger.splitOff(batch, work, position, proof, _noSources());
     }
 
     /// @dev Alice takes a submission out of the batch.
@@ -193,7 +194,7 @@ contract LedgerSplitOffTest is UnjudgedTest {
         IContributionLedger.Batch memory header = _mutatedHeader(_id, field);
         _expectBatchMismatch(header.batchId);
         vm.prank(alice);
-        ledger.splitOff(header, work, proof, _noSources());
+        ledger.splitOff(header, work, 2, proof, _noSources());
     }
 
     // -------------------------------------------------------------------- caller
@@ -240,7 +241,7 @@ contract LedgerSplitOffTest is UnjudgedTest {
         IContributionLedger.LeasedWork memory work = _work(submission, aliceNodeKey, block.timestamp);
         _expectInvalidSubmission(alice, aliceNode);
         vm.prank(alice);
-        ledger.splitOff(batch, work, new bytes32[](0), _noSources());
+        ledger.splitOff(batch, work, 0, new bytes32[](0), _noSources());
     }
 
     function _commitSubmission(IContributionLedger.Submission memory submission)
@@ -253,7 +254,7 @@ contract LedgerSplitOffTest is UnjudgedTest {
     function testFuzz_splitOff_reverts_whenTheBatchWasCommittedForLess(uint256 committed) public {
         committed = bound(committed, 1, 999);
         IContributionLedger.LeasedWork memory work = _workAt(2);
-        _id = _commitRoot(_root(_submissionLeaves(_claimed)), COUNT, committed);
+        _id = _commitRoot(_batchRoot(_submissionLeaves(_claimed)), COUNT, committed);
         _passDeadline();
         bytes32[] memory proof = _proofAt(2);
         _expectInvalidSubmission(alice, aliceNode);
@@ -261,7 +262,7 @@ contract LedgerSplitOffTest is UnjudgedTest {
     }
 
     function test_splitOff_reverts_whenOthersTookAllUnitsOfTheBatch() public {
-        _id = _commitRoot(_root(_submissionLeaves(_claimed)), COUNT, 2000);
+        _id = _commitRoot(_batchRoot(_submissionLeaves(_claimed)), COUNT, 2000);
         _passDeadline();
         _split(0);
         _split(1);
@@ -307,7 +308,7 @@ contract LedgerSplitOffTest is UnjudgedTest {
         _passDeadline();
         _expectInvalidSubmission(alice, aliceNode);
         vm.prank(alice);
-        ledger.splitOff(batch, work, new bytes32[](0), _noSources());
+        ledger.splitOff(batch, work, 0, new bytes32[](0), _noSources());
     }
 
     function _expectInvalid(IContributionLedger.LeasedWork memory work, address signer) private {
@@ -405,7 +406,7 @@ contract LedgerSplitOffTest is UnjudgedTest {
         IContributionLedger.LeasedWork memory work = _workAt(2);
         _expectSlotUsed(alice, 1, 2);
         vm.prank(alice);
-        ledger.splitOff(own, work, new bytes32[](0), _noSources());
+        ledger.splitOff(own, work, 0, new bytes32[](0), _noSources());
     }
 
     function test_splitOff_reverts_whenTheSlotWasSubmittedDirectly() public {
@@ -473,7 +474,7 @@ contract LedgerSplitOffTest is UnjudgedTest {
         bytes32[] memory proof = _proofAt(2);
         _expectSourcesTooLarge(sources.length, size);
         vm.prank(alice);
-        ledger.splitOff(batches[_id], work, proof, sources);
+        ledger.splitOff(batches[_id], work, 2, proof, sources);
     }
 
     function testFuzz_splitOff_showsItsSources(uint256 count, uint256 size) public {
@@ -484,7 +485,7 @@ contract LedgerSplitOffTest is UnjudgedTest {
         vm.expectEmit(address(ledger));
         emit IContributionLedgerEvents.BatchSplit(2, _id, alice, work, sources);
         vm.prank(alice);
-        ledger.splitOff(batches[_id], work, proof, sources);
+        ledger.splitOff(batches[_id], work, 2, proof, sources);
     }
 
     // ------------------------------------------------------------------- records
@@ -964,7 +965,8 @@ contract LedgerUnjudgedTest is UnjudgedTest {
         uint64 ownId = _split(2);
         _settleSummoned(ownId, _claimed[2], ruling);
         IContributionLedger.OutcomeProof memory outcome = _prove(ownId, _one(_recordOf(_claimed[2], ruling)), 0);
-        uint256 amount = ledger.executeFraud(outcome, _claimed[2], _signSubmission(_claimed[2], aliceNodeKey));
+        uint256 amount =
+            ledger.executeFraud(outcome, _held(outcome, _claimed[2], _signSubmission(_claimed[2], aliceNodeKey)));
         assertEq(amount, REQUIRED_STAKE * (exact ? EXACT_FRAUD_PPM : FRAUD_PPM) / PPM, "like any other");
         _assertStatus(alice, exact ? IWorkerRegistry.Status.Banned : IWorkerRegistry.Status.Jailed, "jailed or banned");
     }
@@ -974,7 +976,8 @@ contract LedgerUnjudgedTest is UnjudgedTest {
         uint64 ownId = _split(2);
         _settleSummoned(ownId, _claimed[2], EXACT);
         IContributionLedger.OutcomeProof memory outcome = _prove(ownId, _one(_recordOf(_claimed[2], EXACT)), 0);
-        uint256 amount = ledger.executeFraud(outcome, _claimed[2], _signSubmission(_claimed[2], aliceNodeKey));
+        uint256 amount =
+            ledger.executeFraud(outcome, _held(outcome, _claimed[2], _signSubmission(_claimed[2], aliceNodeKey)));
         _passChallengeWindow();
         uint256 supply = token.totalSupply();
         ledger.finaliseFraud(outcome);
@@ -993,7 +996,7 @@ contract LedgerUnjudgedTest is UnjudgedTest {
         IContributionLedger.OutcomeProof memory outcome = _prove(ownId, records, 0);
         bytes memory signature = _signSubmission(_claimed[2], aliceNodeKey);
         vm.prank(alice);
-        court.claim(outcome, _claimed[2], signature, ACCEPT, SALT, _noSources());
+        court.claim(outcome, _held(outcome, _claimed[2], signature), ACCEPT, SALT, _noSources());
         _draw(leaf);
         _voteAll(leaf, ACCEPT, ACCEPT, ACCEPT);
         court.settle(outcome);

@@ -3,6 +3,7 @@ pragma solidity 0.8.30;
 
 import {IContributionLedger, IContributionLedgerErrors} from "../../src/interfaces/IContributionLedger.sol";
 import {BatchLib} from "../../src/libraries/BatchLib.sol";
+import {BatchTreeLib} from "../../src/libraries/BatchTreeLib.sol";
 import {OutcomeRecordLib} from "../../src/libraries/OutcomeRecordLib.sol";
 import {SeedLib} from "../../src/libraries/SeedLib.sol";
 import {BaseTest} from "../BaseTest.sol";
@@ -46,6 +47,14 @@ contract Libraries {
 
     function check(IContributionLedger.Batch calldata batch, bytes32 stored) external pure returns (bool) {
         return BatchLib.check(batch, stored);
+    }
+
+    function holds(bytes32 root, uint256 count, uint256 position, bytes32 leaf, bytes32[] calldata proof)
+        external
+        pure
+        returns (bool)
+    {
+        return BatchTreeLib.holds(root, count, position, leaf, proof);
     }
 
     function problemIndices(bytes32 seed, uint256 count, uint256 size) external pure returns (uint256[] memory) {
@@ -163,6 +172,78 @@ contract LibrariesTest is BaseTest {
         assertEq(structHash, _submissionHash(s), "struct hash");
     }
 
+    // ------------------------------------------------------ the tree of a batch
+
+    /// @dev A tree of different leaves, a position in it, and the proof for it.
+    struct Place {
+        bytes32[] leaves;
+        uint256 at;
+        bytes32[] proof;
+    }
+
+    function _place(bytes32 seed, uint256 count, uint256 at) private pure returns (Place memory p) {
+        p.leaves = new bytes32[](bound(count, 1, 70));
+        for (uint256 i = 0; i < p.leaves.length; ++i) {
+            p.leaves[i] = keccak256(abi.encode(seed, i));
+        }
+        p.at = bound(at, 0, p.leaves.length - 1);
+        p.proof = _batchSiblings(p.leaves, p.at);
+    }
+
+    function _holds(Place memory p, uint256 at, bytes32 leaf) private view returns (bool) {
+        return _libraries.holds(_batchRoot(p.leaves), p.leaves.length, at, leaf, p.proof);
+    }
+
+    function testFuzz_holds_whatIsAtItsPosition(bytes32 seed, uint256 count, uint256 at) public view {
+        Place memory p = _place(seed, count, at);
+        assertTrue(_holds(p, p.at, p.leaves[p.at]), "there");
+    }
+
+    /// @dev One leaf is at one position, and one position has one leaf, whatever proof is given.
+    function testFuzz_holds_nothingElse(bytes32 seed, uint256 count, uint256 at, uint256 other, bytes32 leaf)
+        public
+        view
+    {
+        Place memory p = _place(seed, count, at);
+        vm.assume(other != p.at && leaf != p.leaves[p.at]);
+        assertFalse(_holds(p, other, p.leaves[p.at]), "at another position");
+        assertFalse(_holds(p, bound(other, 0, 100), leaf), "another leaf");
+        if (other < p.leaves.length) {
+            p.proof = _batchSiblings(p.leaves, other);
+            assertFalse(_holds(p, p.at, p.leaves[p.at]), "with the proof of another position");
+        }
+    }
+
+    /// @dev The order of siblings counts: exchanging two of them makes another root.
+    function testFuzz_holds_theOrder(bytes32 seed, uint256 count, uint256 at) public pure {
+        Place memory p = _place(seed, bound(count, 2, 70), at);
+        bytes32 root = _batchRoot(p.leaves);
+        uint256 sibling = p.at ^ 1;
+        vm.assume(sibling < p.leaves.length);
+        (p.leaves[p.at], p.leaves[sibling]) = (p.leaves[sibling], p.leaves[p.at]);
+        assertNotEq(_batchRoot(p.leaves), root, "another root");
+    }
+
+    function testFuzz_holds_nothing_byABrokenProof(bytes32 seed, uint256 count, uint256 at, uint256 which, bytes32 node)
+        public
+        view
+    {
+        Place memory p = _place(seed, bound(count, 2, 70), at);
+        bytes32 leaf = p.leaves[p.at];
+        uint256 length = p.proof.length;
+        which = bound(which, 0, length + 1);
+        bytes32[] memory proof = new bytes32[](which < length ? length : which == length ? length - 1 : length + 1);
+        for (uint256 i = 0; i < proof.length && i < length; ++i) {
+            proof[i] = p.proof[i];
+        }
+        if (which < length) {
+            vm.assume(proof[which] != node);
+            proof[which] = node;
+        }
+        p.proof = proof;
+        assertFalse(_holds(p, p.at, leaf), "changed, too short or too long");
+    }
+
     // ------------------------------------------------------------------- batches
 
     /// @dev Any header: the fuzzer by itself gives statuses that there are not.
@@ -172,6 +253,7 @@ contract LibrariesTest is BaseTest {
             batchId: uint64(random),
             runId: uint64(random >> 64),
             root: seed,
+            outcomesRoot: bytes32(random),
             count: uint32(random >> 128),
             units: uint64(random >> 160),
             pricePerUnit: uint88(random >> 168),
@@ -202,8 +284,8 @@ contract LibrariesTest is BaseTest {
         IContributionLedger.Batch memory batch = _header(seed);
         bytes32 stored = BatchLib.hashOf(batch);
         bytes memory header = abi.encode(batch);
-        assertEq(header.length, 11 * 32, "eleven words");
-        word = bound(word, 0, 10);
+        assertEq(header.length, 12 * 32, "twelve words");
+        word = bound(word, 0, 11);
         bytes32 changed;
         assembly ("memory-safe") {
             let at := add(add(header, 32), mul(word, 32))

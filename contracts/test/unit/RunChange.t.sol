@@ -444,7 +444,7 @@ contract RunChangeTest is BaseTest {
         escrow.fund(runId, WALLET / 2);
         _propose(terms);
         vm.warp(block.timestamp + CHANGE_DELAY);
-        batchId = _commit(count);
+        batchId = _commitRecords(_accepted(count));
         runs.applyChange(runId);
     }
 
@@ -513,7 +513,8 @@ contract RunChangeTest is BaseTest {
 
     function _executeFraud(uint64 batchId, bytes[] memory records) private returns (uint256) {
         IContributionLedger.Submission memory submission = _submission(alice, 1, 0);
-        return ledger.executeFraud(_prove(batchId, records, 0), submission, _signSubmission(submission, aliceNodeKey));
+        IContributionLedger.OutcomeProof memory outcome = _prove(batchId, records, 0);
+        return ledger.executeFraud(outcome, _held(outcome, submission, _signSubmission(submission, aliceNodeKey)));
     }
 
     function _fraud(bool exact) private view returns (bytes[] memory) {

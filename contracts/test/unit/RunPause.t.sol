@@ -203,7 +203,7 @@ contract RunPauseTest is BaseTest {
     }
 
     function _executeFraud(IContributionLedger.OutcomeProof memory outcome, bytes memory signature) private {
-        ledger.executeFraud(outcome, _submission(alice, 1, 0), signature);
+        ledger.executeFraud(outcome, _held(outcome, _submission(alice, 1, 0), signature));
     }
 
     function testFuzz_executeFraud_reverts_whileSlashingIsPaused(uint256 waited) public {

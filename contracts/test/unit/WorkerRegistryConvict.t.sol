@@ -460,11 +460,9 @@ contract WorkerRegistryConvictTest is BaseTest {
         escrow.fund(runId, WALLET / 2);
         bytes[] memory records = _one(_fraud(exact));
         uint64 batchId = _commitAndPost(records);
-        ledger.executeFraud(
-            _prove(batchId, records, 0),
-            _submission(alice, 1, 0),
-            _signSubmission(_submission(alice, 1, 0), aliceNodeKey)
-        );
+        IContributionLedger.OutcomeProof memory outcome = _prove(batchId, records, 0);
+        bytes memory signature = _signSubmission(_submission(alice, 1, 0), aliceNodeKey);
+        ledger.executeFraud(outcome, _held(outcome, _submission(alice, 1, 0), signature));
         _assertConvictions(1, exact ? 1 : 0);
         (uint256 left,) = _stake(alice);
         assertEq(left, REQUIRED_STAKE - REQUIRED_STAKE * (exact ? EXACT_FRAUD_PPM : FRAUD_PPM) / PPM, "stake here");

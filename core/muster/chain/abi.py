@@ -22,7 +22,7 @@ from eth_abi.exceptions import EncodingError as AbiEncodingError
 from eth_utils.abi import abi_to_signature, collapse_if_tuple
 
 from muster.chain.conversion import Decoder, compile_decoder, from_abi, to_abi
-from muster.chain.structs import LeasedWork, RunConfig, RunTerms, SlashSubject
+from muster.chain.structs import CommittedWork, LeasedWork, RunConfig, RunTerms, SlashSubject
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ChainError, ConfigError, ContractRevert, EncodingError
 from muster.protocol.ids import Address, Hash32
@@ -374,6 +374,7 @@ def _shown(value: Any) -> object:
 # ------------------------------------------------------------------------ events
 
 _STRUCTS: dict[str | None, Any] = {
+    "CommittedWork": CommittedWork,
     "LeasedWork": LeasedWork,
     "RunConfig": RunConfig,
     "Submission": Submission,

@@ -13,6 +13,7 @@ from typing import Annotated
 from muster.chain.abi import Contract, Receipt
 from muster.chain.structs import (
     Batch,
+    CommittedWork,
     CourtTerms,
     Funds,
     LeasedWork,
@@ -284,9 +285,7 @@ class ContributionLedger(Contract):
         run's orchestrator.
         """
 
-    async def execute_fraud(
-        self, outcome: OutcomeProof, submission: Submission, node_signature: bytes
-    ) -> Receipt:
+    async def execute_fraud(self, outcome: OutcomeProof, work: CommittedWork) -> Receipt:
         """Slashes the worker of a fraud outcome at once, and jails or bans it; the stake waits
         in escrow.
         """
@@ -313,7 +312,12 @@ class ContributionLedger(Contract):
         """
 
     async def split_off(
-        self, batch: Batch, work: LeasedWork, proof: Sequence[Hash32], sources: Sequence[str]
+        self,
+        batch: Batch,
+        work: LeasedWork,
+        position: int,
+        proof: Sequence[Hash32],
+        sources: Sequence[str],
     ) -> Receipt:
         """Takes a worker's submission out of a batch that nobody judged, into one of its own,
         which judges of the network can be called for at once (`IDisputeCourt.summon`). Only the
@@ -353,8 +357,7 @@ class DisputeCourt(Contract):
     async def claim(
         self,
         outcome: OutcomeProof,
-        submission: Submission,
-        node_signature: bytes,
+        work: CommittedWork,
         ruling: int,
         salt: Hash32,
         sources: Sequence[str],
@@ -429,13 +432,20 @@ class FaultCourt(Contract):
     async def prove_double_submission(
         self,
         outcome: OutcomeProof,
-        first: Submission,
-        first_signature: bytes,
+        work: CommittedWork,
         second: Submission,
         second_signature: bytes,
     ) -> Receipt:
         """Slashes and bans from a run a worker whose node signed another submission for a slot
         that was judged. It costs what an exact fraud costs by the terms of the batch.
+        """
+
+    async def prove_misrecord(
+        self, outcome: OutcomeProof, work: CommittedWork, validator: Address
+    ) -> Receipt:
+        """Slashes all stake in a run of a validator that signed a record which names another
+        worker, slot, policy, file or count of rollouts than the submission at its position, or
+        more units; and takes its seat. Once a batch.
         """
 
 

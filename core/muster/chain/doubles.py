@@ -1,24 +1,30 @@
-"""Doubles: two signatures where one was allowed. They prove themselves, and anyone may show them.
+"""Faults that prove themselves, and that anyone may show to FaultCourt.
 
-A validator may sign one set of outcomes of a batch, a worker's node one submission for a slot.
-FaultCourt punishes signers of two. A validator that first called a batch withheld and judged it
-later does not contradict itself.
+Doubles are two signatures where one was allowed: a validator may sign one set of outcomes of a
+batch, a worker's node one submission for a slot. A validator that first called a batch withheld
+and judged it later does not contradict itself. A misrecord is one signature over a batch's root and
+over records that contradict what the batch holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVar
 
-from muster.chain.structs import Batch, Offence, OutcomeProof
-from muster.chain.view_parts import BatchView
+from muster.chain.structs import Batch, CommittedWork, Offence, OutcomeProof
+from muster.chain.view_parts import BatchView, RunView, WorkerView
+from muster.protocol.eip712 import Domain, signer_of
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.ids import Address, Hash32, to_hash32
-from muster.protocol.messages import Outcomes, Submission
+from muster.protocol.merkle import batch_proof, batch_root
+from muster.protocol.messages import OutcomeRecord, Outcomes, Submission
 
 WITHHELD = keccak(b"")
 """The hash of no records, which says that a batch's data cannot be obtained."""
+
+MAX_ROLLOUTS = (1 << 16) - 1
+"""Most rollouts that a record has room for."""
 
 R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
@@ -40,12 +46,16 @@ class Court(Protocol[R_co]):
     def prove_double_submission(
         self,
         outcome: OutcomeProof,
-        first: Submission,
-        first_signature: bytes,
+        work: CommittedWork,
         second: Submission,
         second_signature: bytes,
     ) -> Awaitable[R_co]:
         """Slash and ban a worker whose node signed another submission for a judged slot."""
+
+    def prove_misrecord(
+        self, outcome: OutcomeProof, work: CommittedWork, validator: Address
+    ) -> Awaitable[R_co]:
+        """Slash a validator that signed a record which contradicts what the batch holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,15 +158,101 @@ class DoubleSubmission:
 
     async def prove(self, court: Court[R]) -> R:
         """Send both to the court; raises ContractRevert."""
-        first, second = self.first, self.second
-        proof = self.batch.prove(self.position)
+        second = self.second
         return await court.prove_double_submission(
-            proof, first.submission, first.signature, second.submission, second.signature
+            self.batch.prove(self.position),
+            # The record names the first submission, so the batch's proof is not needed.
+            CommittedWork(self.first.submission, self.first.signature, ()),
+            second.submission,
+            second.signature,
         )
 
 
-Double: TypeAlias = DoubleOutcome | DoubleSubmission
-"""Two contradicting signatures that FaultCourt accepts as proof."""
+@dataclass(frozen=True, slots=True)
+class Misrecord:
+    """A record that contradicts what its batch holds, signed by a validator."""
+
+    owner: Address
+    """The validator, whose stake is slashed."""
+    batch: BatchView
+    position: int
+    """The record's place in the batch."""
+    work: CommittedWork
+    """The submission at that place."""
+
+    offence = Offence.MISRECORD
+
+    @property
+    def filed(self) -> tuple[Address, Offence, int]:
+        """Owner of the slashed stake, offence and tag, which identify the slash."""
+        return self.owner, self.offence, self.batch.batch_id
+
+    @property
+    def words(self) -> str:
+        """Description of the fault."""
+        place = f"{self.batch.batch_id}:{self.position}"
+        return f"validator {self.owner} signed a record of {place} that contradicts its batch"
+
+    async def prove(self, court: Court[R]) -> R:
+        """Send the record and the submission to the court; raises ContractRevert."""
+        proof = self.batch.prove(self.position)
+        return await court.prove_misrecord(proof, self.work, self.owner)
+
+
+Fault: TypeAlias = DoubleOutcome | DoubleSubmission | Misrecord
+"""A fault that FaultCourt accepts as proven."""
+
+
+def find_misrecords(
+    batch: BatchView,
+    works: Sequence[SignedWork],
+    run: RunView,
+    workers: Mapping[int, WorkerView],
+    domain: Domain,
+) -> list[Misrecord]:
+    """Return a misrecord for each signer of a judged batch if one of its records contradicts what
+    it holds, else nothing. `works` are its submissions in order; none where they are not its own.
+    `domain` is the ledger's.
+    """
+    if batch.records is None or not batch.signers or len(works) != batch.count:
+        return []
+    wrong = [
+        place
+        for place, (record, work) in enumerate(zip(batch.records, works, strict=True))
+        if not is_record_of(record, work.submission, workers)
+        and _is_answered_for(batch, work, run, domain)
+    ]
+    leaves = [work.submission.leaf() for work in works]
+    if not wrong or batch_root(leaves) != batch.root:
+        return []
+    place = wrong[0]
+    work = works[place]
+    held = CommittedWork(work.submission, work.signature, tuple(batch_proof(leaves, place)))
+    return [Misrecord(who, batch, place, held) for who in batch.signed_by(run.seats)]
+
+
+def is_record_of(
+    record: OutcomeRecord, submission: Submission, workers: Mapping[int, WorkerView]
+) -> bool:
+    """Return whether a record says of a submission what it says of itself: no more units, and its
+    count of rollouts as far as a record has room for it. A record of worker 0 names nobody.
+    """
+    worker = workers.get(record.worker_id)
+    is_worker = record.worker_id == 0 or (
+        worker is not None and worker.address == submission.worker
+    )
+    said = (record.step, record.index, record.policy_version, record.file_hash, record.rollouts)
+    slot = (submission.step, submission.index, submission.policy_version, submission.file_hash)
+    rollouts = min(submission.rollouts, MAX_ROLLOUTS)
+    return is_worker and said == (*slot, rollouts) and record.units <= submission.units
+
+
+def _is_answered_for(batch: BatchView, work: SignedWork, run: RunView, domain: Domain) -> bool:
+    member = run.members.get(work.submission.worker)
+    node = signer_of(domain, work.submission, work.signature)
+    if member is None or node is None or work.submission.run_id != batch.run_id:
+        return False
+    return member.answers_for(node, batch.committed_at)
 
 
 def tag_of(submission: Submission) -> int:

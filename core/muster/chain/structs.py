@@ -121,6 +121,8 @@ class Offence(SolidityEnum):
     """Two outcomes of one batch."""
     ABSENT_JUROR = "AbsentJuror"
     """A juror's missing vote."""
+    MISRECORD = "Misrecord"
+    """A signature on a record that contradicts what its batch holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +205,9 @@ class Batch:
     """Its number."""
     run_id: RunId
     root: Hash32
-    """Merkle root of its submissions; of its outcomes once these are posted."""
+    """Merkle root of its submissions, in order."""
+    outcomes_root: Hash32
+    """Merkle root of its outcomes; zero until these are posted."""
     count: int
     """Submissions."""
     units: int
@@ -242,6 +246,18 @@ class LeasedWork:
 
 
 @dataclass(frozen=True, slots=True)
+class CommittedWork:
+    """A submission, and the proof that a batch holds it."""
+
+    submission: Submission
+    """The submission."""
+    node_signature: bytes
+    """Signature of the worker's node."""
+    proof: tuple[Hash32, ...]
+    """Siblings of its leaf up to the batch's root; empty without a proof, or in a batch of one."""
+
+
+@dataclass(frozen=True, slots=True)
 class OutcomeProof:
     """An outcome, its place and the proof that it is recorded."""
 
@@ -251,7 +267,7 @@ class OutcomeProof:
     record: bytes
     """The 56-byte record."""
     proof: tuple[Hash32, ...] | list[Hash32]
-    """Siblings up to the batch's root."""
+    """Siblings up to the root of the batch's outcomes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from muster.chain.structs import (
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Address, BatchName, Hash32, PolicyVersion, RunId
 from muster.protocol.jury import is_same, is_unavailable
-from muster.protocol.merkle import merkle_multi_proof, merkle_proof
+from muster.protocol.merkle import merkle_multi_proof, merkle_proof, verify_batch_proof
 from muster.protocol.messages import OutcomeRecord, Reason, Submission, unpack_records
 
 
@@ -402,7 +402,8 @@ class BatchView:
         return Batch(
             batch_id=self.batch_id,
             run_id=self.run_id,
-            root=self.root if self.outcomes_root is None else self.outcomes_root,
+            root=self.root,
+            outcomes_root=self.outcomes_root or NO_HASH,
             count=self.count,
             units=self.units,
             price_per_unit=self.price_per_unit,
@@ -426,6 +427,18 @@ class BatchView:
         record = (self.records or ())[position]
         proof = merkle_proof(self.leaves(), position)
         return OutcomeProof(self.header(), position, record.to_bytes(), proof)
+
+    def is_proven(self, claim: ClaimView, position: int) -> bool:
+        """Return whether a claim proves that the batch holds its work at a position."""
+        leaf = claim.submission.leaf()
+        return verify_batch_proof(self.root, self.count, position, leaf, claim.proof)
+
+    def claim_about(self, case: CaseView) -> ClaimView:
+        """Return the claim that shows what a case about this batch is about: the first that proves
+        that the batch holds its work, else the first.
+        """
+        made = case.claims
+        return next((each for each in made if self.is_proven(each, case.position)), made[0])
 
     def claim(self, positions: Sequence[int]) -> RewardClaim:
         """Return posted outcomes at ascending positions with the proof of all of them."""
@@ -514,6 +527,8 @@ class ClaimView:
     sources: tuple[str, ...]
     """URLs of the data that the jury needs."""
     tx_hash: str
+    proof: tuple[Hash32, ...] = ()
+    """Siblings of its leaf up to the batch's root, as the claim gave them."""
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from muster.chain import Batch, OutcomeProof, PauseCause, apply_poll
-from muster.chain.doubles import Double
+from muster.chain.doubles import Fault
 from muster.orchestrator.clock import Backoff, loop_time, wait_for
 from muster.orchestrator.dashboard.status import to_json
 from muster.orchestrator.intake.retention import Retention
@@ -291,7 +291,7 @@ async def settle_once(services: Services, backoff: Backoff) -> None:
 
 
 async def report(services: Services) -> NoReturn:
-    """Step 10: report those who signed twice to the court of faults, with both signatures."""
+    """Step 10: report faults that prove themselves to the court of faults."""
     backoff = Backoff(first_s=REPORT_INTERVAL_S)
     while True:
         await report_once(services, backoff)
@@ -306,11 +306,11 @@ async def report_once(services: Services, backoff: Backoff) -> None:
         )
 
 
-async def _prove(services: Services, double: Double) -> None:
+async def _prove(services: Services, double: Fault) -> None:
     owner, offence, tag = double.filed
     await double.prove(services.chain.once(f"prove {offence} of {owner}: {tag}").faults)
     logger.warning(
-        "a double signature was reported to the court",
+        "a fault was reported to the court",
         extra={"owner": owner, "offence": offence, "tag": tag},
     )
 
@@ -358,11 +358,11 @@ async def _execute_fraud(services: Services, place: OutcomePlace) -> None:
             extra={"place": place},
         )
         return
-    submission, signature = evidence
     proof = services.settlement.proof(place)
     chain = services.chain.once(_named("execute", place, proof))
-    await chain.ledger.execute_fraud(proof, submission, signature)
-    logger.info("fraud executed", extra={"worker": submission.worker, "batch": place[0]})
+    await chain.ledger.execute_fraud(proof, evidence)
+    worker = evidence.submission.worker
+    logger.info("fraud executed", extra={"worker": worker, "batch": place[0]})
 
 
 async def _finalise_fraud(services: Services, place: OutcomePlace) -> None:

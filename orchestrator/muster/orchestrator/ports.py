@@ -7,9 +7,9 @@ from typing import Protocol
 
 from muster.chain import Batch, Deployment, OutcomeProof, PauseCause, Poll
 from muster.chain.doubles import Court
+from muster.chain.structs import CommittedWork
 from muster.protocol.eip712 import Domain
 from muster.protocol.ids import Address, Hash32, RunId, Step
-from muster.protocol.messages import Submission
 
 
 class MinedPort(Protocol):
@@ -31,9 +31,7 @@ class LedgerPort(Protocol):
     async def post_outcomes(self, batch: Batch, records: bytes, signatures: bytes) -> object:
         """Record a batch's outcomes; the signatures are joined."""
 
-    async def execute_fraud(
-        self, outcome: OutcomeProof, submission: Submission, node_signature: bytes
-    ) -> object:
+    async def execute_fraud(self, outcome: OutcomeProof, work: CommittedWork) -> object:
         """Slash, and jail or ban, the worker of a fraud outcome, on its own signed submission."""
 
     async def finalise_fraud(self, outcome: OutcomeProof) -> object:

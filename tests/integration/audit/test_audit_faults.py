@@ -14,8 +14,10 @@ from chain_scenario import (
     CHALLENGER,
     CHEATER,
     HONEST,
+    OWNER,
     TOKEN,
     VALIDATORS,
+    WINDOW_S,
     Person,
     Scenario,
     accepted,
@@ -27,13 +29,16 @@ from click.testing import CliRunner, Result
 from muster.api import BatchEntry
 from muster.app.cli import muster
 from muster.chain import save_deployment
-from muster.chain.doubles import Double
+from muster.chain.doubles import Fault
 from muster.client.audit.evidence import EvidenceFolders, find_faults, report_faults
 from muster.client.audit.history import ChainHistory, HistorySource, read
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ConfigError
-from muster.protocol.messages import Submission, pack_records
+from muster.protocol.jury import Ruling
+from muster.protocol.messages import Reason, Submission, Verdict, pack_records
 from muster.wallet import save_wallet
+
+FRAUD = Ruling(Verdict.FRAUD, Reason.TOPLOC_MISMATCH)
 
 
 @pytest_asyncio.fixture
@@ -46,7 +51,7 @@ async def history(net: Scenario) -> ChainHistory:
     return await read(HistorySource((net.anvil.rpc_url,), net.deployment))
 
 
-async def faults(net: Scenario, *folders: Path) -> list[Double]:
+async def faults(net: Scenario, *folders: Path) -> list[Fault]:
     found = await history(net)
     return find_faults(found.ledger, found.domain, net.run_id, EvidenceFolders(folders))
 
@@ -222,6 +227,80 @@ async def test_two_slots_are_no_fault(net: Scenario, tmp_path: Path) -> None:
         await net.judge(submission, accepted(2, submission))
         await keep_entry(net, tmp_path, submission, CHEATER)
     assert await faults(net, tmp_path) == []
+
+
+# A record of other work than the batch holds
+
+
+async def misrecord(net: Scenario, folder: Path, **wrong: Any) -> int:
+    """Have a quorum record something else than a batch holds, and keep the batch's copy."""
+    works = [net.submission(HONEST, 0), net.submission(CHEATER, 0)]
+    batch_id = await net.commit(works)
+    records = [accepted(1, works[0]), rejected(2, works[1])]
+    await net.post(batch_id, works, [records[0], dataclasses.replace(records[1], **wrong)])
+    await keep_entry(net, folder, works[0], HONEST)
+    await keep_entry(net, folder, works[1], CHEATER)
+    root = (await net.view()).batches[batch_id].root
+    composed = {"root": hex0x(root), "file_hashes": [hex0x(w.file_hash) for w in works]}
+    (folder / f"{root.hex()}.json").write_text(json.dumps({**composed, "composed_ns": 1}))
+    return batch_id
+
+
+async def test_a_record_of_other_work_is_found_reported_and_its_slashes_are_founded(
+    net: Scenario, tmp_path: Path
+) -> None:
+    batch_id = await misrecord(net, tmp_path, file_hash=keccak(b"invented"))
+    assert await faults(net) == []
+    found = await faults(net, tmp_path)
+    assert {fault.words for fault in found} == {
+        f"validator {each.address} signed a record of {batch_id}:1 that contradicts its batch"
+        for each in VALIDATORS[:2]
+    }
+    done = await report_faults(net.of(CHALLENGER), found)
+    assert all(each.tx for each in done)
+    assert await faults(net, tmp_path) == []
+    report = (await history(net)).report()
+    assert report.passed, report.to_json()
+    slashed = [(s.offence, s.amount_wei) for s in report.slashes]
+    assert slashed == [("misrecord", str(500 * TOKEN))] * 2
+    assert VALIDATORS[0].address not in (await net.view()).runs[net.run_id].validators
+
+
+async def test_records_of_what_the_batch_holds_and_of_unknown_workers_are_no_fault(
+    net: Scenario, tmp_path: Path
+) -> None:
+    await misrecord(net, tmp_path)
+    assert await faults(net, tmp_path) == []
+    await misrecord(net, tmp_path, worker_id=0, units=0)
+    assert await faults(net, tmp_path) == []
+
+
+async def test_a_copy_with_another_submission_or_signature_shows_no_misrecord(
+    net: Scenario, tmp_path: Path
+) -> None:
+    await misrecord(net, tmp_path, rollouts=3)
+    assert len(await faults(net, tmp_path)) == 2
+    work = net.submission(CHEATER, 0)
+    await keep_entry(net, tmp_path, work, HONEST)
+    assert await faults(net, tmp_path) == []
+    await keep_entry(net, tmp_path, dataclasses.replace(work, units=7), CHEATER)
+    assert await faults(net, tmp_path) == []
+
+
+async def test_a_jury_punishes_the_committed_work_whatever_its_record_names(
+    net: Scenario, tmp_path: Path
+) -> None:
+    batch_id = await misrecord(net, tmp_path, file_hash=keccak(b"invented"))
+    work, proof = net.submission(CHEATER, 0), await net.proof(batch_id, 1)
+    case_id = await net.dispute(proof, work, CHEATER, FRAUD)
+    assert (await net.view()).cases[case_id].overturned
+    await net.of(OWNER).ledger.execute_fraud(proof, net.held(proof, work, CHEATER))
+    (slash,) = (s for s in (await net.view()).slashes if s.position is not None)
+    assert (slash.owner, slash.tag) == (CHEATER.address, 1 << 32)
+    assert (await history(net)).report().passed
+    await net.pass_time(WINDOW_S)
+    await net.of(OWNER).ledger.finalise_fraud(proof)
+    assert (await history(net)).report().passed
 
 
 # The command

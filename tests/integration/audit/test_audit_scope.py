@@ -162,8 +162,7 @@ async def test_stake_that_nobody_releases_is_noted(net: Scenario) -> None:
     submission = net.submission(CHEATER, 0)
     batch_id = await net.judge(submission, fraud(2, submission))
     proof = await net.proof(batch_id, 0)
-    evidence = net.node_signature(submission, CHEATER)
-    await net.of(ORCHESTRATOR).ledger.execute_fraud(proof, submission, evidence)
+    await net.of(ORCHESTRATOR).ledger.execute_fraud(proof, net.held(proof, submission, CHEATER))
     assert await notes_of(net) == []
     await net.pass_time(WINDOW_S)
     (note,) = await notes_of(net)

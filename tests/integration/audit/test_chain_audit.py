@@ -120,10 +120,9 @@ def with_work(**changes: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 def with_submission(**changes: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    return lambda args: {
-        **args,
-        "submission": dataclasses.replace(args["submission"], **changes),
-    }
+    return lambda args: with_work(
+        submission=dataclasses.replace(args["work"].submission, **changes)
+    )(args)
 
 
 def flipped_verdict(args: dict[str, Any]) -> dict[str, Any]:
@@ -280,8 +279,7 @@ async def convict(net: Scenario, submission: Submission, reason: Any = fraud) ->
     """Have validators call a submission fraud, and execute it; return the outcome."""
     batch_id = await net.judge(submission, reason(2, submission))
     proof = await net.proof(batch_id, 0)
-    evidence = net.node_signature(submission, CHEATER)
-    await net.of(ORCHESTRATOR).ledger.execute_fraud(proof, submission, evidence)
+    await net.of(ORCHESTRATOR).ledger.execute_fraud(proof, net.held(proof, submission, CHEATER))
     return proof
 
 
@@ -294,8 +292,7 @@ async def disputed(net: Scenario) -> Recording:
     batch_id = await net.judge(submission, rejected(2, submission))
     proof, chain = await net.proof(batch_id, 0), net.of(ORCHESTRATOR)
     case_id = await net.dispute(proof, submission, CHEATER, CONVICT)
-    evidence = net.node_signature(submission, CHEATER)
-    await chain.ledger.execute_fraud(proof, submission, evidence)
+    await chain.ledger.execute_fraud(proof, net.held(proof, submission, CHEATER))
     for signer in VALIDATORS[:2]:
         await chain.court.fine_signer(proof, signer.address)
     for juror in (await net.view()).cases[case_id].jurors[:2]:
@@ -333,7 +330,7 @@ DISPUTED: list[Tampering] = [
     ("CaseOpened", set_to(worker=HONEST.address), Kind.CASE_UNFOUNDED),
     ("CaseOpened", set_to(places=3), Kind.EVENT_ORDER),
     ("Claimed", set_to(ruling=REJECT.number), Kind.CASE_UNFOUNDED),
-    ("Claimed", set_to(node_signature=bytes(65)), Kind.CASE_UNFOUNDED),
+    ("Claimed", with_work(node_signature=bytes(65)), Kind.CASE_UNFOUNDED),
     ("Claimed", with_submission(step=9), Kind.CASE_UNFOUNDED),
     ("ClaimSettled", set_to(returned=0), Kind.CASE_MONEY),
     ("CaseClosed", set_to(ruling=REJECT.number), Kind.CASE_VERDICT),
@@ -478,8 +475,7 @@ async def contested(net: Scenario) -> Recording:
     case_id = await net.claim(proof, submission, CHEATER, CONVICT, CHALLENGER)
     await net.vote(case_id, dict.fromkeys(await net.draw(case_id), CONVICT))
     await net.of(OWNER).court.settle(proof)
-    evidence = net.node_signature(submission, CHEATER)
-    await net.of(OWNER).ledger.execute_fraud(proof, submission, evidence)
+    await net.of(OWNER).ledger.execute_fraud(proof, net.held(proof, submission, CHEATER))
     await net.pass_time(WINDOW_S)
     await net.of(OWNER).ledger.finalise_fraud(proof)
     return await record(net)

@@ -364,11 +364,10 @@ async def test_fraud_is_not_executed_without_the_workers_signature(net: Scenario
     records = [fraud(2, submission)]
     batch_id = await net.commit([submission])
     await net.post(batch_id, [submission], records)
-    forged = net.node_signature(submission, HONEST)
+    proof = await net.proof(batch_id, 0)
+    forged = net.held(proof, submission, HONEST)
     with pytest.raises(ContractRevert, match="LedgerInvalidSubmission"):
-        await net.of(ORCHESTRATOR).ledger.execute_fraud(
-            await net.proof(batch_id, 0), submission, forged
-        )
+        await net.of(ORCHESTRATOR).ledger.execute_fraud(proof, forged)
 
 
 async def test_outcomes_are_refused_below_the_quorum(net: Scenario) -> None:
@@ -384,9 +383,7 @@ async def test_overturned_fraud_gives_stake_and_status_back(net: Scenario) -> No
     batch_id = await net.commit([submission])
     await net.post(batch_id, [submission], records)
     proof = await net.proof(batch_id, 0)
-    await net.of(ORCHESTRATOR).ledger.execute_fraud(
-        proof, submission, net.node_signature(submission, CHEATER)
-    )
+    await net.of(ORCHESTRATOR).ledger.execute_fraud(proof, net.held(proof, submission, CHEATER))
     case_id = await net.dispute(proof, submission, CHEATER, ACCEPT)
     view, chain = await net.view(), net.of(OWNER)
     assert view.contradictions == []
@@ -559,11 +556,8 @@ async def test_escrow_of_a_slash_is_readable(net: Scenario) -> None:
     submission = net.submission(CHEATER, 0)
     batch_id = await net.commit([submission])
     await net.post(batch_id, [submission], [fraud(2, submission)])
-    await net.of(ORCHESTRATOR).ledger.execute_fraud(
-        await net.proof(batch_id, 0),
-        submission,
-        net.node_signature(submission, CHEATER),
-    )
+    proof = await net.proof(batch_id, 0)
+    await net.of(ORCHESTRATOR).ledger.execute_fraud(proof, net.held(proof, submission, CHEATER))
     (slash,) = (await net.view()).slashes
     escrow = await ask(net.of(OWNER), "StakeVault", "escrowOf", slash.escrow_id)
     taken = STAKE * EXACT_FRAUD_PPM // 10**6

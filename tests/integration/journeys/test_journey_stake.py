@@ -201,10 +201,8 @@ async def test_a_banned_worker_does_not_come_back(stage: Stage) -> None:
     submission = scenario.submission(CHEATER, 0)
     batch_id = await scenario.commit([submission])
     await scenario.post(batch_id, [submission], [fraud(2, submission)])
-    evidence = scenario.node_signature(submission, CHEATER)
-    await scenario.of(OWNER).ledger.execute_fraud(
-        await scenario.proof(batch_id, 0), submission, evidence
-    )
+    proof = await scenario.proof(batch_id, 0)
+    await scenario.of(OWNER).ledger.execute_fraud(proof, scenario.held(proof, submission, CHEATER))
     error = await stage.error("worker", "rejoin", *RUN, "--keystore", stage.key("cheater"))
     assert "is banned" in str(error)
     assert "jury" in hint(error)

@@ -8,7 +8,7 @@ from typing import Any
 from chain_fakes import History, address
 
 from muster.chain import ChainView, Offence, RunConfig, RunTerms
-from muster.chain.structs import ZERO_ADDRESS, SlashSubject
+from muster.chain.structs import ZERO_ADDRESS, CommittedWork, SlashSubject
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
 from muster.protocol.jury import Ruling
@@ -220,8 +220,7 @@ def claim(history: History, claimant: Address, ruling: int, case_id: bytes = LEA
         case_id=case_id,
         claimant=claimant,
         ruling=ruling,
-        submission=SUBMISSION,
-        node_signature=b"n",
+        work=CommittedWork(SUBMISSION, b"n", ()),
         sources=("http://file",),
     )
 

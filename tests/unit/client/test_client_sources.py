@@ -29,7 +29,7 @@ from muster.protocol.eip712 import Domain
 from muster.protocol.encoding import file_hash, hex0x, keccak
 from muster.protocol.errors import ApiError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId, Step, to_address
-from muster.protocol.merkle import merkle_root
+from muster.protocol.merkle import batch_root
 from muster.protocol.messages import Submission
 
 FILE = b"PAR1 some rollouts PAR1"
@@ -414,12 +414,12 @@ async def test_work_that_does_not_parse_is_passed_over(body: bytes) -> None:
 async def test_a_batch_is_had_with_all_its_submissions() -> None:
     contents = {
         "batch_id": 7,
-        "root": hex0x(merkle_root([SUBMISSION.leaf()])),
+        "root": hex0x(batch_root([SUBMISSION.leaf()])),
         "count": 1,
         "submissions": [ENTRY.model_dump(mode="json")],
     }
     answer = httpx.Response(200, json=contents).content
-    root = merkle_root([SUBMISSION.leaf()])
+    root = batch_root([SUBMISSION.leaf()])
 
     async with Sources(url("one"), transport=Internet(one=says(answer)), patience=QUICK) as sources:
         assert await sources.batch(7, root, 1) == [ENTRY]

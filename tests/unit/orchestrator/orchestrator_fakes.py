@@ -27,13 +27,14 @@ from muster.chain import (
 )
 from muster.chain.abi import CONTRACTS
 from muster.chain.deployment import Deployment
-from muster.chain.structs import SlashSubject
+from muster.chain.structs import CommittedWork, SlashSubject
 from muster.chain.view_parts import split_signatures
 from muster.protocol.eip712 import Domain, address_of, digest, recover, sign
 from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.errors import ContractRevert
 from muster.protocol.ids import Address, Hash32, RunId, Step
 from muster.protocol.jury import Ruling, summons_of
+from muster.protocol.merkle import verify_batch_proof
 from muster.protocol.messages import (
     OutcomeRecord,
     Outcomes,
@@ -200,13 +201,14 @@ class FakeLedger:
             self._emit("ContributionLedger", "BatchWithheld", signatures=signatures, **about)
         return object()
 
-    async def execute_fraud(
-        self, outcome: OutcomeProof, submission: Submission, node_signature: bytes
-    ) -> object:
+    async def execute_fraud(self, outcome: OutcomeProof, work: CommittedWork) -> object:
         self.maybe_fail()
+        submission, batch = work.submission, outcome.batch
+        place, leaf = outcome.position, submission.leaf()
+        assert verify_batch_proof(batch.root, batch.count, place, leaf, work.proof)
         record, batch_id = OutcomeRecord.from_bytes(outcome.record), outcome.batch.batch_id
         assert record.file_hash == submission.file_hash
-        assert len(node_signature) == 65
+        assert len(work.node_signature) == 65
         self.executed.append(outcome)
         subject = SlashSubject(
             RUN, submission.worker, Offence.FRAUD, slot_tag(submission), batch_id, outcome.position
@@ -312,18 +314,24 @@ class FakeFaults:
     async def prove_double_submission(
         self,
         outcome: OutcomeProof,
-        first: Submission,
-        first_signature: bytes,
+        work: CommittedWork,
         second: Submission,
         second_signature: bytes,
     ) -> object:
-        domain = self._ledger.domain
+        domain, first = self._ledger.domain, work.submission
         assert OutcomeRecord.from_bytes(outcome.record).file_hash == first.file_hash
         assert first != second
         assert (first.worker, slot_tag(first)) == (second.worker, slot_tag(second))
-        node = recover(digest(domain, first.struct_hash()), first_signature)
+        node = recover(digest(domain, first.struct_hash()), work.node_signature)
         assert node == recover(digest(domain, second.struct_hash()), second_signature)
         return self._slash(first.worker, Offence.DOUBLE_SUBMISSION, slot_tag(first))
+
+    async def prove_misrecord(
+        self, outcome: OutcomeProof, work: CommittedWork, validator: Address
+    ) -> object:
+        batch, leaf = outcome.batch, work.submission.leaf()
+        assert verify_batch_proof(batch.root, batch.count, outcome.position, leaf, work.proof)
+        return self._slash(validator, Offence.MISRECORD, batch.batch_id)
 
     def _signer(self, shown: Outcomes, signature: bytes) -> Address:
         return recover(digest(self._ledger.domain, shown.struct_hash()), signature)
@@ -527,8 +535,8 @@ class Network:
         )  # fmt: skip
         self.apply(
             "DisputeCourt", "Claimed",
-            case_id=leaf, claimant=claimant, ruling=claimed.number, submission=submission,
-            node_signature=bytes(65), sources=(),
+            case_id=leaf, claimant=claimant, ruling=claimed.number,
+            work=CommittedWork(submission, bytes(65), ()), sources=(),
         )  # fmt: skip
         return leaf
 

@@ -8,7 +8,15 @@ from hypothesis import given, strategies as st
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Hash32
-from muster.protocol.merkle import hash_pair, merkle_proof, merkle_root, verify_merkle_proof
+from muster.protocol.merkle import (
+    batch_proof,
+    batch_root,
+    hash_pair,
+    merkle_proof,
+    merkle_root,
+    verify_batch_proof,
+    verify_merkle_proof,
+)
 
 leaf_lists = st.lists(
     st.binary(min_size=32, max_size=32).map(Hash32), min_size=1, max_size=40, unique=True
@@ -57,3 +65,43 @@ def test_root_refuses_no_leaves() -> None:
 def test_proof_refuses_a_position_outside(position: int) -> None:
     with pytest.raises(EncodingError, match="no leaf"):
         merkle_proof([keccak(b"a"), keccak(b"b")], position)
+
+
+# The tree over a batch's submissions
+
+
+def test_a_batchs_root_of_one_leaf_is_the_leaf_and_of_three_hashes_in_order() -> None:
+    a, b, c = (keccak(x) for x in (b"a", b"b", b"c"))
+    assert batch_root([a]) == a
+    assert batch_root([a, b, c]) == keccak(keccak(a + b) + c)
+    assert batch_root([b, a, c]) != batch_root([a, b, c])
+
+
+@given(leaf_lists, st.data())
+def test_a_batch_proof_verifies_at_its_own_position_only(
+    leaves: list[Hash32], data: st.DataObject
+) -> None:
+    position = data.draw(st.integers(0, len(leaves) - 1))
+    root, proof = batch_root(leaves), batch_proof(leaves, position)
+    held = [
+        place
+        for place in range(-1, len(leaves) + 1)
+        if verify_batch_proof(root, len(leaves), place, leaves[position], proof)
+    ]
+    assert held == [position]
+
+
+@given(leaf_lists, st.data())
+def test_a_batch_proof_fails_when_anything_changes(
+    leaves: list[Hash32], data: st.DataObject
+) -> None:
+    position = data.draw(st.integers(0, len(leaves) - 1))
+    root, proof = batch_root(leaves), batch_proof(leaves, position)
+    leaf = leaves[position]
+    assert not verify_batch_proof(root, len(leaves), position, keccak(leaf), proof)
+    assert not verify_batch_proof(root, len(leaves), position, leaf, [*proof, leaf])
+    if proof:
+        assert not verify_batch_proof(root, len(leaves), position, leaf, proof[:-1])
+        i = data.draw(st.integers(0, len(proof) - 1))
+        changed = [*proof[:i], keccak(proof[i]), *proof[i + 1 :]]
+        assert not verify_batch_proof(root, len(leaves), position, leaf, changed)

@@ -68,7 +68,7 @@ from muster.settings.options import RELAY_HELP
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from muster.chain.doubles import Double
+    from muster.chain.doubles import Fault
     from muster.client.audit.contradictions import Check
     from muster.client.audit.evidence import EvidenceFolders, Reported
     from muster.client.audit.history import ChainHistory, HistorySource, Seen
@@ -230,7 +230,7 @@ def _faults(
     return asyncio.run(_report(faults, key, options))
 
 
-async def _report(faults: list[Double], key: bytes, options: dict[str, Any]) -> list[Reported]:
+async def _report(faults: list[Fault], key: bytes, options: dict[str, Any]) -> list[Reported]:
     from muster.chain import Chain
     from muster.client.audit.evidence import report_faults
 

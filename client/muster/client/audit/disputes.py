@@ -76,18 +76,24 @@ def _subject_problems(view: Ledger, case: CaseView, domain: Domain) -> Problems:
         yield Kind.CASE_UNFOUNDED, "the case's name is not the outcome's leaf"
     if Ruling(record.verdict, record.reason).number != case.recorded:
         yield Kind.CASE_UNFOUNDED, f"{case.recorded} is not what was recorded"
+    if case.claims[0].submission.worker != case.worker:
+        yield Kind.CASE_UNFOUNDED, f"the case is not about the work of {case.worker}"
     worker = view.worker_by_id.get(record.worker_id)
-    if worker is None or worker.address != case.worker:
-        yield Kind.CASE_UNFOUNDED, f"the outcome is about worker {record.worker_id}"
-    judged = (record.step, record.index, record.policy_version, record.file_hash)
+    slot = (record.step, record.index, record.policy_version, record.file_hash)
+    is_proven = False
     for claim in case.claims:
         work = claim.submission
-        if (work.step, work.index, work.policy_version, work.file_hash) != judged:
+        named = (work.step, work.index, work.policy_version, work.file_hash)
+        is_named = worker is not None and work.worker == worker.address and named == slot
+        is_held = batch.is_proven(claim, case.position)
+        # A claim shows what the record names, until one proves what the batch holds.
+        if not is_held and (is_proven or not is_named):
             yield Kind.CASE_UNFOUNDED, f"{claim.claimant} claims about other work"
         elif not view.answers_for(
-            batch, case.worker, signer_of(domain, work, claim.node_signature)
+            batch, work.worker, signer_of(domain, work, claim.node_signature)
         ):
             yield Kind.CASE_UNFOUNDED, f"{claim.claimant} shows no signature of the worker's node"
+        is_proven = is_proven or is_held
         if is_same(claim.ruling, case.recorded):
             yield Kind.CASE_UNFOUNDED, f"{claim.claimant} claims what is recorded"
 
@@ -130,7 +136,7 @@ def _jury_problems(
     run = view.runs.get(case.run_id)
     if run is None:
         return
-    excluded = {run.owner, case.worker} | {
+    excluded = {run.owner, view.draws[case.case_id].worker} | {
         who
         for who in run.seats
         if view.seated_at.get((run.run_id, who), case.opened_at) < case.opened_at

@@ -5,6 +5,7 @@ files does not matter, and several folders add up:
 
     <sha256>.parquet, <sha256>.json   a submission's file; its submission, signatures and ticket,
                                       as orchestrators keep them in `--files`
+    <root>.json                       a batch's composition, likewise
     <batch>-<validator>.json          the outcomes that a validator handed in, likewise
     checking-<batch>.json             its proofs of checking, as orchestrators serve them
     <keccak256>                       recipe, calibration, task set, manifests, under any name
@@ -30,11 +31,12 @@ from muster.api.answers import AccountAddress, BatchEntry, HexBytes, HexHash, He
 from muster.chain import BatchView
 from muster.chain.doubles import (
     WITHHELD,
-    Double,
     DoubleOutcome,
     DoubleSubmission,
+    Fault,
     SignedRecords,
     SignedWork,
+    find_misrecords,
 )
 from muster.client.audit.contradictions import Contradiction, Kind, at_outcomes
 from muster.client.audit.ledger import Ledger
@@ -65,6 +67,8 @@ MAX_SMALL_BYTES = 16 << 20
 """Largest recipe, calibration or manifest."""
 MAX_ENTRY_BYTES = 1 << 20
 """Size limit of the JSON file beside a submission's file."""
+MAX_COMPOSITION_BYTES = 1 << 20
+"""Largest composition of a batch."""
 MAX_CHECKING_BYTES = 64 << 20
 """Largest file with the proofs of checking of one batch."""
 M = TypeVar("M", bound=BaseModel)
@@ -102,6 +106,15 @@ class KeptOutcomes(BaseModel):
         """Return whether the validator signed these outcomes; `domain` is the ledger's."""
         message = Outcomes(self.batch_id, self.root, keccak(self.records))
         return signer_of(domain, message, self.signature) == self.validator
+
+
+class Composed(BaseModel):
+    """The composition of a batch, as an orchestrator keeps it."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", arbitrary_types_allowed=True)
+
+    file_hashes: list[HexHash]
+    """Files of its submissions, in batch order."""
 
 
 class EvidenceFolders:
@@ -174,6 +187,20 @@ class EvidenceFolders:
             if known.batch_id == batch.batch_id:
                 with Bundle(known.path) as bundle:
                     return bundle.evidence().entries
+        return None
+
+    def composition(self, batch: BatchView) -> list[BatchEntry] | None:
+        """Return a batch's submissions in order, as its stored composition names them; None when
+        the composition or a submission is missing.
+        """
+        path = self._named.get(f"{batch.root.hex()}.json")
+        if path is None:
+            return None
+        with contextlib.suppress(ValidationError, RecursionError):
+            named = Composed.model_validate_json(read_file(path, MAX_COMPOSITION_BYTES))
+            found = [self._entry(file_hash) for file_hash in named.file_hashes]
+            if all(entry is not None for entry in found):
+                return [entry for entry in found if entry is not None]
         return None
 
     def _entry(self, file_hash: Hash32) -> BatchEntry | None:
@@ -312,9 +339,10 @@ def _root_of(path: Path) -> Hash32 | None:
 
 # Self-proving faults that nobody reported: found, and reported on chain.
 #
-# They are: a validator signed two outcomes of one batch, or a worker signed two submissions for one
-# slot. The signatures are on chain (posted, shown, in claims and direct submissions) or in a copy
-# of the evidence; each is checked here before anything is sent. A report earns nothing.
+# They are: a validator signed two outcomes of one batch, or a record that contradicts what its
+# batch holds, or a worker signed two submissions for one slot. The signatures are on chain (posted,
+# shown, in claims and direct submissions) or in a copy of the evidence; each is checked here before
+# anything is sent. A report earns nothing.
 
 SETTLED = "VaultOffenceSettled"
 """The vault's error when somebody else reported first."""
@@ -324,7 +352,7 @@ SETTLED = "VaultOffenceSettled"
 class Reported:
     """A fault, and the result of its report."""
 
-    fault: Double
+    fault: Fault
     """The fault."""
     tx: str | None = None
     """The transaction that proved it; None without one."""
@@ -346,16 +374,15 @@ class Reported:
 # Found
 
 
-def find_faults(
-    view: Ledger, domain: Domain, run_id: RunId, store: EvidenceFolders
-) -> list[Double]:
+def find_faults(view: Ledger, domain: Domain, run_id: RunId, store: EvidenceFolders) -> list[Fault]:
     """Return the unreported faults of a run that the chain or a copy of the evidence proves;
     `domain` is the ledger's.
     """
     settled = {(s.owner, s.offence, s.tag) for s in view.slashes if s.run_id == run_id}
-    found: list[Double] = [
+    found: list[Fault] = [
         *_double_outcomes(view, domain, run_id, store),
         *_double_submissions(view, domain, run_id, store),
+        *_misrecords(view, domain, run_id, store),
     ]
     return [fault for fault in found if fault.filed not in settled]
 
@@ -399,6 +426,26 @@ def _statements(
     for statements in said.values():
         statements.pop(WITHHELD, None)
     return said
+
+
+def _misrecords(
+    view: Ledger, domain: Domain, run_id: RunId, store: EvidenceFolders
+) -> Iterator[Fault]:
+    run = view.runs[run_id]
+    for batch in view.batches.values():
+        if batch.run_id == run_id and batch.records is not None and batch.signers:
+            works = _works_of(batch, store)
+            yield from find_misrecords(batch, works, run, view.worker_by_id, domain)
+
+
+def _works_of(batch: BatchView, store: EvidenceFolders) -> list[SignedWork]:
+    """Return a batch's submissions in order, as the chain or a copy has them; none if one is
+    missing.
+    """
+    if batch.work is not None:
+        return [SignedWork(batch.work.submission, batch.work.node_signature)]
+    entries = store.composition(batch) or store.entries(batch) or []
+    return [SignedWork(entry.submission, entry.signature) for entry in entries]
 
 
 Slot = tuple[Address, int, int]
@@ -468,7 +515,7 @@ def _signed(
 # Reported
 
 
-async def report_faults(chain: Chain, faults: Sequence[Double]) -> list[Reported]:
+async def report_faults(chain: Chain, faults: Sequence[Fault]) -> list[Reported]:
     """Prove faults on chain, one transaction each; a refusal is noted and the rest goes on."""
     reported = []
     for fault in faults:

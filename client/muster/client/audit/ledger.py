@@ -99,6 +99,8 @@ class Draw:
     places: tuple[BenchPlace, ...]
     """The places of the bench that existed at the case's opening, as they were at the draw."""
     block_number: int
+    worker: Address
+    """Whose work the case was about then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +311,7 @@ class Ledger(HistoryView):
             case "SlashReleased":
                 parts = (args["burned"], args["insured"], args["rewarded"])
                 self.splits.setdefault(args["escrow_id"], []).append(parts)
-            case "DoubleOutcomeProven" | "DoubleSubmissionProven":
+            case "DoubleOutcomeProven" | "DoubleSubmissionProven" | "MisrecordProven":
                 self.proven.add(args["escrow_id"])
 
     def _note_cases(self, event: Event, args: dict[str, Any]) -> None:
@@ -326,7 +328,11 @@ class Ledger(HistoryView):
             case "JuryDrawn":
                 if (case := self.cases.get(args["case_id"])) is not None:
                     places = tuple(self.bench[: case.places])
-                    self.draws[case.case_id] = Draw(places, event.block_number)
+                    batch = self.batches.get(case.batch_id)
+                    about = batch and case.claims and batch.claim_about(case).submission.worker
+                    self.draws[case.case_id] = Draw(
+                        places, event.block_number, about or case.worker
+                    )
 
 
 # One run of it

@@ -54,7 +54,7 @@ from muster.protocol.errors import (
     PolicyUnavailable,
 )
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
-from muster.protocol.merkle import merkle_root
+from muster.protocol.merkle import batch_root
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
 from muster.protocol.reasons import NOT_OF_ONE_FILE
 from muster.protocol.recipe import Recipe
@@ -226,7 +226,7 @@ class Rejudge:
         if entries is None:
             what = f"the submissions of batch {batch.batch_id} are not in the evidence"
             raise Missing(what, HOW_FILES)
-        if merkle_root([entry.submission.leaf() for entry in entries]) != batch.root:
+        if batch_root([entry.submission.leaf() for entry in entries]) != batch.root:
             raise EncodingError(
                 f"the submissions shown are not those that batch {batch.batch_id} was committed for"
             )

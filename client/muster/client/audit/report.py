@@ -150,7 +150,8 @@ class SlashReport:
     position: int | None
     """Its place there."""
     offence: str
-    """fraud, exact_fraud, double_submission, wrong_verdict, double_outcome, absent_juror."""
+    """fraud, exact_fraud, double_submission, wrong_verdict, double_outcome, absent_juror,
+    misrecord."""
     tx: str
     """Transaction that slashed."""
     outcome_tx: str | None

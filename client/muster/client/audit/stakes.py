@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from muster.chain import ZERO_ADDRESS, CaseView, SlashState, SlashView
+from muster.chain.doubles import tag_of
 from muster.chain.structs import Offence
 from muster.client.audit.contradictions import Check, Contradiction, Kind, summarise
 from muster.client.audit.ledger import Ledger
@@ -28,6 +29,8 @@ PPM = 1_000_000
 """The whole, in millionths."""
 FRAUDS = (Offence.FRAUD, Offence.EXACT_FRAUD)
 """Offences that an outcome proves."""
+SIGNED = (Offence.DOUBLE_OUTCOME, Offence.MISRECORD)
+"""Offences that what a validator signed about a batch proves: they cost all its stake."""
 MAX_FOLLOWERS = 256
 """Most later offences that are counted when stake is given back."""
 
@@ -123,8 +126,8 @@ def _slash_problems(
         yield from _absence_problems(view, slash)
     elif slash.offence is Offence.WRONG_VERDICT:
         yield from _signer_problems(view, slash)
-    elif slash.offence is Offence.DOUBLE_OUTCOME:
-        yield from _double_outcome_problems(view, slash)
+    elif slash.offence in SIGNED:
+        yield from _signed_fault_problems(view, slash)
     elif slash.offence is Offence.DOUBLE_SUBMISSION:
         yield from _double_submission_problems(view, slash)
     else:
@@ -150,7 +153,7 @@ def due_shares(
     """Return the share of stake that an offence costs, in millionths; several if more than one is
     possible, None if not known.
     """
-    if slash.offence is Offence.DOUBLE_OUTCOME:
+    if slash.offence in SIGNED:
         return {PPM}
     if slash.offence in (Offence.WRONG_VERDICT, Offence.ABSENT_JUROR):
         is_verdict = slash.offence is Offence.WRONG_VERDICT
@@ -201,18 +204,23 @@ def _fraud_problems(view: Ledger, slash: SlashView) -> Problems:
     if batch.run_id != slash.run_id:
         yield Kind.SLASH_OTHER_RUN, f"stake for run {slash.run_id}, work of run {batch.run_id}"
     record = batch.records[slash.position]
-    if slash.tag != record.step << 32 | record.index:
-        yield Kind.SLASH_UNFOUNDED, "the offence does not name the slot of its outcome"
+    leaf = record.leaf(batch.batch_id, slash.position)
+    case = view.cases.get(leaf)
     worker = view.worker_by_id.get(record.worker_id)
-    if worker is None or worker.address != slash.owner:
+    subject = (worker.address if worker else None, record.step << 32 | record.index)
+    if case is not None and case.overturned and slash.state is not SlashState.RESTORED:
+        # A jury's verdict is about what the batch holds, whatever the record names.
+        about = batch.claim_about(case).submission
+        subject = (about.worker, tag_of(about))
+    if slash.tag != subject[1]:
+        yield Kind.SLASH_UNFOUNDED, "the offence does not name the slot of its outcome"
+    if slash.owner != subject[0]:
         yield Kind.SLASH_UNFOUNDED, f"the outcome is about worker {record.worker_id}"
     member = view.member(slash.run_id, slash.owner)
     if member is None or member.joined_block > slash.block_number:
         yield Kind.SLASH_OTHER_RUN, f"it had not joined run {slash.run_id}"
-    leaf = record.leaf(batch.batch_id, slash.position)
     if slash.leaf != leaf:
         yield Kind.SLASH_UNFOUNDED, "no execution of a fraud names its outcome"
-    case = view.cases.get(leaf)
     for problem in _verdict_problems(slash, record, case):
         yield Kind.SLASH_VERDICT, problem
 
@@ -282,12 +290,14 @@ def _lost_cases(view: Ledger, batch_id: int) -> Iterator[CaseView]:
             yield case
 
 
-def _double_outcome_problems(view: Ledger, slash: SlashView) -> Problems:
+def _signed_fault_problems(view: Ledger, slash: SlashView) -> Problems:
     batch, run = view.batches.get(slash.tag), view.runs.get(slash.run_id)
     if batch is None or run is None or batch.run_id != slash.run_id:
         yield Kind.SLASH_OTHER_RUN, f"batch {slash.tag} is none of run {slash.run_id}"
     elif slash.owner not in run.seats:
         yield Kind.SLASH_OTHER_RUN, f"it never sat in run {slash.run_id}"
+    elif slash.offence is Offence.MISRECORD and slash.owner not in batch.signed_by(run.seats):
+        yield Kind.SLASH_UNFOUNDED, f"it did not sign the outcomes of batch {slash.tag}"
     yield from _unproven(view, slash)
 
 

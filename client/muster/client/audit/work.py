@@ -25,7 +25,7 @@ from muster.client.audit.table import OutcomeTable, at_row, outcome_leaves, subm
 from muster.protocol.eip712 import Domain, signer_of
 from muster.protocol.ids import Address, PolicyVersion, RunId
 from muster.protocol.jury import Ruling, summons_of
-from muster.protocol.merkle import merkle_root
+from muster.protocol.merkle import batch_root, merkle_root
 from muster.protocol.messages import Outcomes, Reason, Submission, Ticket, Verdict
 from muster.protocol.reasons import verdicts_of
 
@@ -53,7 +53,7 @@ def batch_roots(view: Ledger, table: OutcomeTable) -> Check:
             claimed, units = of_run or [], int(records_N["units"].sum(dtype=np.int64))
         all_accepted = bool((records_N["verdict"] == Verdict.ACCEPTED).all())
         must_hold = batch.direct is not None or all_accepted
-        if claimed and merkle_root(claimed) == batch.root:
+        if claimed and batch_root(claimed) == batch.root:
             proven += 1
             if must_hold and batch.units != units:
                 what = f"{batch.units} units declared, its submissions claim {units}"

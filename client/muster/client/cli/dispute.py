@@ -20,6 +20,7 @@ from muster.chain import (
     find_outcome,
     read_view,
 )
+from muster.chain.structs import CommittedWork
 from muster.client.cli.options import (
     FILE,
     acting_options,
@@ -189,12 +190,13 @@ async def _claim(
     signer = Signer(key, chain.domain("ContributionLedger"), run.config.orchestrator)
     own = [url for url in (options["orchestrator"],) if url]
     async with Sources([*own, *options["source"]], signer=signer) as sources:
-        entry = await find_entry(place, case, sources)
+        entry, siblings = await find_entry(place, case, sources)
         relays = await _relays(sources, run.run_id, options)
         data = await _file(sources, entry, options["file"])
         if earlier is None:
             named = [*options["source"], *relays, *own]
-            receipt = await claim(chain, proof, entry, offer.ruling, named, key=key)
+            work = CommittedWork(entry.submission, entry.signature, tuple(siblings))
+            receipt = await claim(chain, proof, work, offer.ruling, named, key=key)
             made = {"transaction": receipt.tx_hash, "claimed": str(offer.ruling)}
         # Rooms keep files of open cases only.
         is_over = case is not None and case.closed

@@ -17,7 +17,7 @@ from muster.protocol.eip712 import Domain, signer_of
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import EncodingError, TaskError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
-from muster.protocol.merkle import merkle_root
+from muster.protocol.merkle import batch_root
 from muster.protocol.messages import OutcomeRecord, Outcomes
 from muster.protocol.reasons import CHECKS, NOT_OF_ONE_FILE, marks_of
 from muster.protocol.set_aside import FILE_NAME
@@ -78,7 +78,7 @@ def check_facts(stated: ChainFacts, chain: ChainFacts | None) -> BundleCheck:
 def check_batch(evidence: Evidence, facts: ChainFacts) -> BundleCheck:
     """Return whether the submissions shown are those that the batch was committed for."""
     leaves = [entry.submission.leaf() for entry in evidence.entries]
-    holds = len(leaves) == facts.count and merkle_root(leaves) == facts.root
+    holds = len(leaves) == facts.count and batch_root(leaves) == facts.root
     return _check("batch root", holds, f"{len(leaves)} submissions, root {hex0x(facts.root)}")
 
 

@@ -26,7 +26,7 @@ from muster.chain import (
     StandingOutcome,
     SubmissionPlace,
 )
-from muster.chain.structs import Offence
+from muster.chain.structs import CommittedWork, Offence
 from muster.client.disputes.cases import (
     Penalty,
     eligible_jurors,
@@ -38,9 +38,10 @@ from muster.client.disputes.cases import (
 )
 from muster.client.preflight import gas_money, require_gas
 from muster.client.quantities import format_coins, format_duration, format_time, format_tokens
-from muster.protocol.errors import ChainUnreachable, ConfigError, ContractRevert
+from muster.protocol.errors import ApiError, ChainUnreachable, ConfigError, ContractRevert
 from muster.protocol.ids import Address, Hash32
 from muster.protocol.jury import Ruling, claim_announcement, is_same, summons_of
+from muster.protocol.merkle import batch_proof
 from muster.protocol.messages import Reason, Verdict
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ def proof_of(place: SubmissionPlace) -> OutcomeProof:
 async def claim(
     chain: Chain,
     proof: OutcomeProof,
-    entry: BatchEntry,
+    work: CommittedWork,
     ruling: Ruling,
     sources: Sequence[str],
     *,
@@ -196,8 +197,7 @@ async def claim(
     return await _in_a_later_block(
         lambda: chain.court.claim(
             proof,
-            entry.submission,
-            entry.signature,
+            work,
             ruling.number,
             salt,
             list(sources)[:MAX_SOURCES],
@@ -252,21 +252,32 @@ def case_id_of(place: SubmissionPlace) -> Hash32:
     return batch.records[place.position].leaf(batch.batch_id, place.position)
 
 
-async def find_entry(place: SubmissionPlace, case: CaseView | None, sources: Sources) -> BatchEntry:
-    """Return a submission with its proofs, from the chain if it has them, else from a source;
-    raises ApiError when no source has it.
+async def find_entry(
+    place: SubmissionPlace, case: CaseView | None, sources: Sources
+) -> tuple[BatchEntry, Sequence[Hash32]]:
+    """Return a submission with its signatures and ticket, and its proof in the batch, from the
+    chain if it has them, else from a source; the proof is empty where only the record names the
+    work. Raises ApiError when no source has it.
     """
     from muster.client.chain_facts import entry_of
 
     batch = place.batch
     if batch.work is not None:
-        return entry_of(batch.work, batch.committed_at)
-    if case is not None and case.claims:
-        made = case.claims[0]
-        entry = await sources.work(made.submission.leaf())
-        # The chain has verified the node's signature; a source may be wrong.
-        return entry.model_copy(update={"signature": made.node_signature})
-    return (await sources.batch(batch.batch_id, batch.root, batch.count))[place.position]
+        return entry_of(batch.work, batch.committed_at), ()
+    made = batch.claim_about(case) if case is not None and case.claims else None
+    if made is None or not batch.is_proven(made, place.position):
+        try:
+            entries = await sources.batch(batch.batch_id, batch.root, batch.count)
+        except ApiError:
+            if made is None:
+                raise
+        else:
+            leaves = [entry.submission.leaf() for entry in entries]
+            return entries[place.position], batch_proof(leaves, place.position)
+    assert made is not None  # else the batch is shown, or it raised
+    entry = await sources.work(made.submission.leaf())
+    # The chain has verified the node's signature; a source may be wrong.
+    return entry.model_copy(update={"signature": made.node_signature}), made.proof
 
 
 T = TypeVar("T")
@@ -278,6 +289,10 @@ HINTS = {
     "CourtPhaseOver": "the jury is about to decide: no claim joins the case any more",
     "CourtMayNotClaim": (
         "a juror of the bench cannot claim about a case that it could judge: use another account"
+    ),
+    "CourtUnproven": (
+        "another claim proved what the batch holds, and this one shows something else or no proof: "
+        "name a source that shows the batch"
     ),
     "CourtNoJurors": "nobody of the bench may sit on this case: muster run show counts them",
     "LedgerNotJudged": "nobody judged it: its worker calls judges, muster worker submit-direct",

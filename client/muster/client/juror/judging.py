@@ -148,15 +148,19 @@ class CaseJudge:
         return entry.model_copy(update={"signature": signed})
 
     async def _committed(self, batch: BatchView, case: CaseView, sources: Sources) -> Submission:
-        """Return the submission that the batch holds, or the first claim's if no source shows it.
+        """Return the submission that a claim proves that the batch holds, else the one that it
+        holds according to a source, else the first claim's.
 
-        A node may sign another one with the same file for a claim, which differs in what the
-        contract does not compare; validators never saw that one.
+        A node may sign another one with the same file for a claim without proof, which differs in
+        what records do not name; validators never saw that one.
         """
+        about = batch.claim_about(case)
+        if batch.is_proven(about, case.position):
+            return about.submission
         try:
             entries = await sources.batch(batch.batch_id, batch.root, batch.count)
         except ApiError:
-            return case.claims[0].submission
+            return about.submission
         return entries[case.position].submission
 
     async def _recompute(self, at: _CaseAt, entry: BatchEntry) -> Rerun:

@@ -30,7 +30,7 @@ from muster.client.validator.checks import ClaimedWork
 from muster.protocol.eip712 import Domain
 from muster.protocol.errors import ApiError
 from muster.protocol.ids import BatchName, Hash32, RunId
-from muster.protocol.merkle import merkle_root
+from muster.protocol.merkle import batch_root
 from muster.protocol.messages import OutcomeRecord, Reason, Submission
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class BatchReader:
     async def _contents_at_orchestrator(self, batch: BatchView) -> list[BatchEntry]:
         entries = (await self.place.api.batch(batch.batch_id)).submissions
         leaves = [entry.submission.leaf() for entry in entries]
-        if len(leaves) != batch.count or merkle_root(leaves) != batch.root:
+        if len(leaves) != batch.count or batch_root(leaves) != batch.root:
             raise ApiError(
                 f"the submissions of batch {batch.batch_id} do not make up its root",
                 status=502,

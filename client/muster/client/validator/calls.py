@@ -18,8 +18,15 @@ from functools import partial
 from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING
 
-from muster.chain.doubles import WITHHELD, DoubleOutcome, SignedRecords
-from muster.chain.structs import BatchStatus, Offence
+from muster.chain.doubles import (
+    WITHHELD,
+    DoubleOutcome,
+    Misrecord,
+    SignedRecords,
+    SignedWork,
+    find_misrecords,
+)
+from muster.chain.structs import BatchStatus
 from muster.client.chain_facts import ChainClock
 from muster.client.outage import Steps, serve_forever
 from muster.protocol.eip712 import Domain, address_of, signer_of
@@ -202,6 +209,7 @@ _OVERTAKEN = frozenset(
         "LedgerBatchMismatch",
         "VaultOffenceSettled",
         "FaultNoEquivocation",
+        "FaultNoMisrecord",
     }
 )
 """Contract errors that mean somebody else was first, or it is too late."""
@@ -283,6 +291,8 @@ class ShowingDuty:
         self.chain = chain
         self.me = address_of(place.key)
         self._contents = contents
+        self._compared: set[BatchName] = set()
+        """Batches whose posted records were compared with what they hold."""
         self._time = ChainClock(chain, place.clock)
         self._steps = Steps(place.clock, retry_s=RETRY_S, overtaken=_OVERTAKEN)
 
@@ -298,6 +308,12 @@ class ShowingDuty:
         for batch in batches:
             if len(batch.shown) > 1 or (batch.shown and batch.records_hash is not None):
                 await self._report_doubles(batch)
+            if self._is_contested(batch):
+                await self._try(
+                    batch,
+                    "comparing records with what was committed",
+                    partial(self._compare, batch),
+                )
         waiting = [b for b in batches if b.status is BatchStatus.COMMITTED and not b.is_void]
         if not waiting or self.me not in run.validators:
             return
@@ -358,23 +374,42 @@ class ShowingDuty:
         logger.warning("posted what a quorum showed", extra={"batch_id": batch.batch_id})
 
     async def _report_doubles(self, batch: BatchView) -> None:
-        slashed = {
-            slash.owner
-            for slash in self.place.view.slashes
-            if slash.offence is Offence.DOUBLE_OUTCOME
-            and (slash.run_id, slash.tag) == (batch.run_id, batch.batch_id)
-        }
         for double in doubles_of(batch, self.place.domain):
-            if double.owner not in slashed:
-                act = partial(self._prove, batch, double)
-                await self._try(batch, f"proving two outcomes of {double.owner}", act)
+            await self._report(batch, double)
 
-    async def _prove(self, batch: BatchView, double: DoubleOutcome) -> None:
-        """Prove that a validator signed two different outcomes."""
-        named = f"prove two outcomes of {double.owner}, batch {batch.batch_id}"
-        await double.prove(self.chain.once(named).faults)
-        fields = {"batch_id": batch.batch_id, "validator": double.owner}
-        logger.error("a validator signed two different outcomes: proven on chain", extra=fields)
+    def _is_contested(self, batch: BatchView) -> bool:
+        """Return whether others' posted records differ from those that this validator found, and
+        were not compared yet with what the batch holds."""
+        judged = self.place.journal.judged(batch.name)
+        if judged is None or not batch.signers or batch.name in self._compared:
+            return False
+        return batch.records_hash not in (None, WITHHELD, keccak(judged.packed()))
+
+    async def _compare(self, batch: BatchView) -> None:
+        """Prove the records that contradict what the batch holds."""
+        entries, place = await self._contents(batch), self.place
+        works = [SignedWork(entry.submission, entry.signature) for entry in entries]
+        workers = place.view.worker_by_id
+        faults = find_misrecords(batch, works, place.run, workers, place.domain)
+        waiting = [fault for fault in faults if not self._is_proven(fault)]
+        if not waiting:
+            self._compared.add(batch.name)
+        for fault in waiting:
+            await self._report(batch, fault)
+
+    def _is_proven(self, fault: DoubleOutcome | Misrecord) -> bool:
+        filed = (fault.batch.run_id, *fault.filed)
+        slashes = self.place.view.slashes
+        return any((s.run_id, s.owner, s.offence, s.tag) == filed for s in slashes)
+
+    async def _report(self, batch: BatchView, fault: DoubleOutcome | Misrecord) -> None:
+        if not self._is_proven(fault):
+            await self._try(batch, f"proving that {fault.words}", partial(self._prove, fault))
+
+    async def _prove(self, fault: DoubleOutcome | Misrecord) -> None:
+        await fault.prove(self.chain.once(f"prove that {fault.words}").faults)
+        fields = {"batch_id": fault.batch.batch_id, "validator": fault.owner}
+        logger.error("a validator's fault was proven on chain", extra=fields)
 
     async def _try(self, batch: BatchView, what: str, act: Callable[[], Awaitable[None]]) -> None:
         await self._steps.take(batch.name, what, act, batch_id=batch.batch_id)

@@ -25,7 +25,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from muster.api import BatchEntry
-from muster.chain.structs import ZERO_ADDRESS, BatchStatus, CourtTerms, LeasedWork
+from muster.chain.structs import (
+    ZERO_ADDRESS,
+    BatchStatus,
+    CommittedWork,
+    CourtTerms,
+    LeasedWork,
+)
 from muster.client.chain_facts import ChainClock, entry_of
 from muster.client.disputes.cases import eligible_jurors
 from muster.client.disputes.claims import OVERTAKEN, close_case
@@ -40,7 +46,7 @@ from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ApiError, ConfigError
 from muster.protocol.ids import Hash32
 from muster.protocol.jury import Ruling, summons_of
-from muster.protocol.merkle import merkle_proof, merkle_root
+from muster.protocol.merkle import batch_proof, batch_root
 from muster.protocol.messages import COMMIT_GRACE_S, Reason, Verdict
 
 if TYPE_CHECKING:
@@ -161,10 +167,10 @@ def prove_among(
     """
     leaves = [entry.submission.leaf() for entry in entries]
     leaf = signed.submission.leaf()
-    if leaf not in leaves or len(leaves) != batch.count or merkle_root(leaves) != batch.root:
+    if leaf not in leaves or len(leaves) != batch.count or batch_root(leaves) != batch.root:
         return None
     position = leaves.index(leaf)
-    return Proven(batch.name, position, tuple(merkle_proof(leaves, position)))
+    return Proven(batch.name, position, tuple(batch_proof(leaves, position)))
 
 
 def named_sources(urls: Sequence[str]) -> list[str]:
@@ -347,7 +353,9 @@ class SilenceDuty:
         assert proven is not None  # the batch was found by its proof
         await self._provide_bond()
         work = self.work(signed)
-        return await chain.ledger.split_off(header, work, proven.proof, self._sources)
+        return await chain.ledger.split_off(
+            header, work, proven.position, proven.proof, self._sources
+        )
 
     async def _provide_bond(self) -> None:
         """Approve the bond for the court; raises ConfigError when the account has too few
@@ -473,8 +481,11 @@ class SilenceDuty:
         if not any(HONEST.is_same(found) for each in made if (found := Ruling.of(each.ruling))):
             self._require_bench()
             await self._provide_bond()
-            entry = entry_of(self.work(signed), batch.committed_at)
-            await claim(self.chain, proof, entry, HONEST, self._sources, key=node.key)
+            proven = node.journal.proven(signed)
+            # Without the proof, as when the batch is hidden, the record names the work.
+            siblings = proven.proof if proven and proven.name == batch.name else ()
+            work = CommittedWork(signed.submission, node.sign(signed.submission), siblings)
+            await claim(self.chain, proof, work, HONEST, self._sources, key=node.key)
             logger.warning("claimed before jurors that the work is honest", extra=_about(signed))
         for _ in range(ROOM_TRIES):
             if await self.deposit(signed):

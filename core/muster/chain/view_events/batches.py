@@ -161,8 +161,9 @@ def on_claimed(view: ChainTables, event: Event, args: Arguments) -> None:
         ClaimView(
             claimant=args["claimant"],
             ruling=args["ruling"],
-            submission=args["submission"],
-            node_signature=args["node_signature"],
+            submission=args["work"].submission,
+            node_signature=args["work"].node_signature,
+            proof=tuple(args["work"].proof),
             sources=tuple(args["sources"]),
             tx_hash=event.tx_hash,
         )

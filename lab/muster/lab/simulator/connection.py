@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from muster.chain import Batch, Deployment, OutcomeProof, PauseCause
 from muster.chain.abi import CONTRACTS
+from muster.chain.structs import CommittedWork
 from muster.chain.view_parts import split_signatures
 from muster.lab.simulator.chain import Block, Endpoint, SimulatedChain
 from muster.lab.simulator.contracts import claimed_of, judged_of
@@ -16,6 +17,7 @@ from muster.lab.simulator.model.work import Header, Proof, Statement
 from muster.protocol.eip712 import Domain, address_of, digest, recover
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import Address, Hash32, RunId, Step
+from muster.protocol.merkle import verify_batch_proof
 from muster.protocol.messages import OutcomeRecord, Outcomes, Submission
 
 CHAIN_ID = 31337
@@ -166,16 +168,20 @@ class ChainConnection:
         record = judged_of(OutcomeRecord.from_bytes(outcome.record))
         return Proof(header, outcome.position, record, outcome.position, True)
 
-    async def execute_fraud(
-        self, outcome: OutcomeProof, submission: Submission, node_signature: bytes
-    ) -> object:
+    async def execute_fraud(self, outcome: OutcomeProof, work: CommittedWork) -> object:
         """Slash a worker."""
-        hashed = digest(domain_of("ContributionLedger"), submission.struct_hash())
-        signer, claimed = str(recover(hashed, node_signature)), claimed_of(submission)
+        shown = self._shown(outcome, work)
         return await self._send(
             "execute_fraud",
-            lambda state: state.execute_fraud(self._proof(state, outcome), claimed, signer),
+            lambda state: state.execute_fraud(self._proof(state, outcome), *shown),
         )
+
+    def _shown(self, outcome: OutcomeProof, work: CommittedWork) -> tuple[Any, str, bool]:
+        """Return work in the model's words, its signer, and whether it is proven."""
+        batch, leaf = outcome.batch, work.submission.leaf()
+        held = verify_batch_proof(batch.root, batch.count, outcome.position, leaf, work.proof)
+        signer = self._signer(work.submission, work.node_signature)
+        return claimed_of(work.submission), signer, held
 
     async def finalise_fraud(self, outcome: OutcomeProof) -> object:
         """Release the escrow of a fraud."""
@@ -227,19 +233,30 @@ class ChainConnection:
     async def prove_double_submission(
         self,
         outcome: OutcomeProof,
-        first: Submission,
-        first_signature: bytes,
+        work: CommittedWork,
         second: Submission,
         second_signature: bytes,
     ) -> object:
         """Slash a worker whose node signed another submission for a judged slot."""
-        signed = [
-            (claimed_of(submission), self._signer(submission, signature))
-            for submission, signature in ((first, first_signature), (second, second_signature))
-        ]
+        first, signer, held = self._shown(outcome, work)
+        other = claimed_of(second), self._signer(second, second_signature)
         return await self._send(
             "prove",
-            lambda state: state.prove_double_submission(self._proof(state, outcome), signed),
+            lambda state: state.prove_double_submission(
+                self._proof(state, outcome), [(first, signer), other], held
+            ),
+        )
+
+    async def prove_misrecord(
+        self, outcome: OutcomeProof, work: CommittedWork, validator: Address
+    ) -> object:
+        """Slash a validator that signed a record which contradicts what the batch holds."""
+        claimed, signer, held = self._shown(outcome, work)
+        return await self._send(
+            "prove",
+            lambda state: state.prove_misrecord(
+                self._proof(state, outcome), claimed, signer, str(validator), held
+            ),
         )
 
     @staticmethod

@@ -12,14 +12,14 @@ from typing import Any
 
 from muster.chain import ZERO_ADDRESS, RunConfig
 from muster.chain.abi import CONTRACTS, contract_abi
-from muster.chain.structs import Offence, SlashSubject
+from muster.chain.structs import CommittedWork, Offence, SlashSubject
 from muster.lab.simulator.model import work
 from muster.lab.simulator.model.words import NO_OFFENCE, NOBODY
 from muster.protocol import messages
 from muster.protocol.encoding import abi_words, address_bytes, keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
 from muster.protocol.jury import summons_of
-from muster.protocol.merkle import merkle_root
+from muster.protocol.merkle import batch_proof, batch_root, merkle_root
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
 
 
@@ -92,7 +92,7 @@ class Words:
         return say(*value[1:]) if say else value
 
     def _submissions(self, works: Sequence[Any]) -> Hash32:
-        return merkle_root([submission_of(each).leaf() for each in works])
+        return batch_root([submission_of(each).leaf() for each in works])
 
     def _records(self, records: Sequence[Any]) -> bytes:
         return b"".join(record_of(record).to_bytes() for record in records)
@@ -116,8 +116,18 @@ class Words:
         who = address_bytes(Address(claimant))
         return keccak(abi_words(who, self.said(leaf), ruling, self._number(salt)))
 
-    def _signed(self, signer: str, claimed: work.Submission) -> bytes:
-        return self.node_signatures.get((signer, claimed), b"")
+    def _committed(
+        self, claimed: work.Submission, signer: str | None, siblings: Any
+    ) -> CommittedWork:
+        signature = self.node_signatures.get((signer, claimed), b"") if signer else b""
+        return CommittedWork(submission_of(claimed), signature, self._siblings_of(siblings))
+
+    @staticmethod
+    def _siblings_of(siblings: Any) -> tuple[Hash32, ...]:
+        if siblings is None or siblings[2] is None:
+            return ()
+        leaves = [submission_of(each).leaf() for each in siblings[1][1]]
+        return tuple(batch_proof(leaves, siblings[2]))
 
     def _nothing(self) -> bytes:
         return b""

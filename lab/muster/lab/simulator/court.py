@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from muster.chain import Batch, CourtTerms, OutcomeProof
+from muster.chain.structs import CommittedWork
 from muster.lab.simulator.connection import ChainConnection
 from muster.lab.simulator.contracts import SealedVote, claimed_of
 from muster.lab.simulator.model import words
 from muster.lab.simulator.model.network import Network
 from muster.lab.simulator.model.words import Fixed, Name
-from muster.protocol.eip712 import digest, recover
 from muster.protocol.ids import Address, Hash32
 from muster.protocol.jury import BenchPlace, Ruling, draw_jury, jury_seed, vote_commitment
 from muster.protocol.messages import Submission
@@ -51,21 +51,19 @@ class CourtConnection(ChainConnection):
     async def claim(
         self,
         outcome: OutcomeProof,
-        submission: Submission,
-        node_signature: bytes,
+        work: CommittedWork,
         ruling: Ruling,
         salt: int,
     ) -> object:
         """Put the caller's bond, which it approves first, on a ruling that it announced."""
         caller, bond = str(self.account), self._chain.fixed.bond
-        hashed = digest(self.domain("ContributionLedger"), submission.struct_hash())
-        signer, claimed = str(recover(hashed, node_signature)), claimed_of(submission)
-        self._chain.words.node_signatures[signer, claimed] = node_signature
+        claimed, signer, held = self._shown(outcome, work)
+        self._chain.words.node_signatures[signer, claimed] = work.node_signature
 
         def call(state: Network) -> None:
             state.allowances[caller, "DisputeCourt"] = bond
             proof = self._proof(state, outcome)
-            state.claim_ruling(caller, proof, claimed, signer, ruling.number, salt)
+            state.claim_ruling(caller, proof, claimed, signer, ruling.number, salt, held)
 
         return await self._send("claim_ruling", call)
 

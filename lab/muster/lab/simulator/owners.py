@@ -6,11 +6,13 @@ import asyncio
 from typing import TYPE_CHECKING, NoReturn
 
 from muster.chain import BatchView
+from muster.chain.structs import CommittedWork
 from muster.lab.simulator.court import CourtConnection
 from muster.lab.simulator.desk import Desk
 from muster.lab.simulator.world import Person
 from muster.protocol.errors import ChainError, ContractRevert
 from muster.protocol.jury import Ruling
+from muster.protocol.merkle import batch_proof
 from muster.protocol.messages import Reason, Verdict
 
 if TYPE_CHECKING:
@@ -43,13 +45,15 @@ class Owners:
     async def _dispute(self, person: Person, batch: BatchView, position: int) -> None:
         stage, outcome = self._stage, batch.prove(position)
         chain = CourtConnection(stage.chain, stage.endpoints[1], person.address)
-        entry = (await self._desk.batch(batch.batch_id)).submissions[position]
+        entries = (await self._desk.batch(batch.batch_id)).submissions
+        leaves = [entry.submission.leaf() for entry in entries]
+        entry = entries[position]
+        proof = tuple(batch_proof(leaves, position))
+        work = CommittedWork(entry.submission, entry.signature, proof)
         place, ruling = f"{batch.batch_id}:{position}", Ruling(Verdict.ACCEPTED, Reason.NONE)
         try:
             await chain.once(f"announce {place}").announce(outcome, ruling, SALT)
-            await chain.once(f"claim {place}").claim(
-                outcome, entry.submission, entry.signature, ruling, SALT
-            )
+            await chain.once(f"claim {place}").claim(outcome, work, ruling, SALT)
         except ContractRevert as refused:
             stage.note(f"claim of {person.name} refused: {refused.name}")
         except ChainError:

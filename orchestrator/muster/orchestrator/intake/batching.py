@@ -17,6 +17,7 @@ from itertools import accumulate
 
 from muster.api.answers import BatchContents, BatchEntry
 from muster.chain import BatchView, LeasedWork
+from muster.chain.structs import CommittedWork
 from muster.orchestrator.clock import loop_time
 from muster.orchestrator.db import Database, statements
 from muster.orchestrator.db.query import Rows, Statement
@@ -26,7 +27,7 @@ from muster.orchestrator.ports import ChainPort
 from muster.orchestrator.projection import Projection
 from muster.protocol.encoding import hex0x
 from muster.protocol.ids import Hash32
-from muster.protocol.merkle import merkle_root
+from muster.protocol.merkle import batch_proof, batch_root
 from muster.protocol.messages import Submission, Ticket
 
 logger = logging.getLogger(__name__)
@@ -212,14 +213,16 @@ class Batching:
         [rows] = await self.database.ask(statements.by_leaf(leaf=leaf))
         return _entry(SubmissionRow(*rows[0])) if rows else None
 
-    async def evidence(self, batch_id: int, position: int) -> tuple[Submission, bytes] | None:
-        """Return a batch's submission with the node's signature; None when it is not held."""
+    async def evidence(self, batch_id: int, position: int) -> CommittedWork | None:
+        """Return a batch's submission, proven; None when the batch is not known here."""
         batch = self.projection.batch(batch_id)
         contents = None if batch is None else await self.contents(batch)
         if contents is None:
             return None
+        leaves = [entry.submission.leaf() for entry in contents.submissions]
         entry = contents.submissions[position]
-        return entry.submission, entry.signature
+        proof = tuple(batch_proof(leaves, position))
+        return CommittedWork(entry.submission, entry.signature, proof)
 
     def _drop_committed(self) -> None:
         for root in list(self._uncommitted):
@@ -236,7 +239,7 @@ class Batching:
             submissions = await self._waiting()
         if not submissions:
             return None
-        root = merkle_root([s.leaf() for s in submissions])
+        root = batch_root([s.leaf() for s in submissions])
         await self._keep(root, submissions)
         composition = Composition(root, len(submissions), sum(s.units for s in submissions))
         self._uncommitted[root] = composition

@@ -24,7 +24,7 @@ from muster.orchestrator.outcomes.doubles import keep_double
 from muster.orchestrator.projection import Projection
 from muster.protocol.errors import StorageError
 from muster.protocol.ids import Hash32
-from muster.protocol.merkle import merkle_root
+from muster.protocol.merkle import batch_root
 from muster.protocol.messages import Submission
 
 logger = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ async def _restore_batches(
         is_whole = len(members) == len(batch.file_hashes) and bool(members)
         if not is_whole or placed.intersection(batch.file_hashes):
             continue
-        if merkle_root([s.leaf() for s in members]) != batch.root:
+        if batch_root([s.leaf() for s in members]) != batch.root:
             logger.warning(
                 "stored batch ignored: its submissions do not give its root",
                 extra={"root": batch.root.hex()},

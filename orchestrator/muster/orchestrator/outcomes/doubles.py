@@ -1,7 +1,8 @@
-"""Keeps second signatures until they are reported to the court of faults.
+"""Keeps second signatures until they are reported to the court of faults, and finds misrecords.
 
 The second outcomes of a batch by one validator, or the second submission for a slot, are refused;
-both signatures are kept. `muster.chain.doubles` says what they prove.
+both signatures are kept. Posted records are compared with what their batch holds.
+`muster.chain.doubles` says what each proves.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from sqlalchemy import select
 from muster.chain import BatchView, Offence
 from muster.chain.doubles import (
     WITHHELD,
-    Double,
     DoubleOutcome,
     DoubleSubmission,
+    Fault,
     SignedRecords,
     SignedWork,
+    find_misrecords,
     tag_of,
 )
 from muster.orchestrator.db import Database, statements
@@ -31,9 +33,11 @@ from muster.orchestrator.intake.files import FileStore, StoredDouble
 from muster.orchestrator.projection import Projection
 from muster.protocol.eip712 import Domain, signer_of
 from muster.protocol.encoding import hex0x
-from muster.protocol.ids import Address
+from muster.protocol.ids import Address, BatchName
 from muster.protocol.messages import Submission
 
+MAX_COMPARED = 16
+"""Most judged batches that one report compares with their records."""
 MAX_DIRECT = 500
 """Number of latest directly committed submissions that are compared with ours."""
 
@@ -63,6 +67,8 @@ class Doubles:
         self._files = files
         self._projection = projection
         self._domain = domain
+        self._compared: set[BatchName] = set()
+        """Judged batches whose records agree with what they hold."""
 
     async def note_outcomes(
         self, batch: BatchView, validator: Address, first: SignedRecords, second: SignedRecords
@@ -81,19 +87,24 @@ class Doubles:
         tag = tag_of(submission)
         await self._keep(Offence.DOUBLE_SUBMISSION, submission.worker, tag, signed)
 
-    async def to_report(self) -> list[Double]:
+    async def to_report(self) -> list[Fault]:
         """Return the offences that can be proven now and were not reported, each once."""
         [rows] = await self._database.search(_ALL)
         kept = [_Kept(what, who, tag, json.loads(signed)) for what, who, tag, signed in rows]
-        found = [*self._outcomes(kept), *self._shown(), *await self._submissions(kept)]
+        found = [
+            *self._outcomes(kept),
+            *self._shown(),
+            *await self._submissions(kept),
+            *await self._misrecords(),
+        ]
         done = {(s.owner, s.offence, s.tag) for s in self._projection.slashes}
         return list({d.filed: d for d in found if d.filed not in done and self._costs(d)}.values())
 
-    def _costs(self, double: Double) -> bool:
+    def _costs(self, double: Fault) -> bool:
         stake = self._projection.view.stake(self._projection.run_id, double.owner)
         return stake.active_wei + stake.unbonding_wei > 0
 
-    def _outcomes(self, rows: Iterable[_Kept]) -> Iterator[Double]:
+    def _outcomes(self, rows: Iterable[_Kept]) -> Iterator[Fault]:
         for row in rows:
             if row.offence != Offence.DOUBLE_OUTCOME:
                 continue
@@ -104,7 +115,7 @@ class Doubles:
             first, second = (SignedRecords.from_json(row.signed[k]) for k in ("first", "second"))
             yield DoubleOutcome(row.owner, batch, first, second)
 
-    def _shown(self) -> Iterator[Double]:
+    def _shown(self) -> Iterator[Fault]:
         """Yield pairs of outcomes that a validator published on chain."""
         for batch in self._projection.view.batches.values():
             if batch.run_id != self._projection.run_id or len(batch.shown) < 2 or batch.is_void:
@@ -114,7 +125,7 @@ class Doubles:
                 if len(shown) > 1:
                     yield DoubleOutcome(validator, batch, shown[0], shown[1])
 
-    async def _submissions(self, rows: Iterable[_Kept]) -> list[Double]:
+    async def _submissions(self, rows: Iterable[_Kept]) -> list[Fault]:
         seconds = [
             SignedWork(
                 Submission.from_json(row.signed["submission"]),
@@ -130,14 +141,14 @@ class Doubles:
         ]
         seconds += direct[-MAX_DIRECT:]
         questions = [statements.in_slot(second.submission) for second in seconds]
-        found: list[Double] = []
+        found: list[Fault] = []
         for second, held in zip(seconds, await self._database.search(*questions), strict=True):
             for row in (SubmissionRow(*each) for each in held):
                 if row.claim != second.submission:
                     found += self._provable(SignedWork(row.claim, row.signature), second)
         return found
 
-    def _provable(self, one: SignedWork, other: SignedWork) -> Iterator[Double]:
+    def _provable(self, one: SignedWork, other: SignedWork) -> Iterator[Fault]:
         """Yield the proof, if one of the two submissions was judged."""
         for first, second in ((one, other), (other, one)):
             judged = self._projection.judged(first.submission.file_hash)
@@ -152,6 +163,29 @@ class Doubles:
             if node is not None and member.answers_for(node, batch.committed_at):
                 yield DoubleSubmission(batch, judged.position, first, second)
                 return
+
+    async def _misrecords(self) -> list[Fault]:
+        """Return the misrecords in judged batches that were not compared yet, the newest ones."""
+        run_id = self._projection.run_id
+        judged = [
+            batch
+            for batch in reversed(self._projection.view.batches.values())
+            if batch.run_id == run_id and batch.signers and batch.records is not None
+        ]
+        new = [batch for batch in judged if batch.name not in self._compared][:MAX_COMPARED]
+        held = await self._database.search(*(statements.in_batch(root=b.root) for b in new))
+        found: list[Fault] = []
+        for batch, rows in zip(new, held, strict=True):
+            stored = (SubmissionRow(*row) for row in rows)
+            works = [SignedWork(row.claim, row.signature) for row in stored]
+            if batch.work is not None:
+                works = [SignedWork(batch.work.submission, batch.work.node_signature)]
+            run, workers = self._projection.run, self._projection.view.worker_by_id
+            wrong = find_misrecords(batch, works, run, workers, self._domain)
+            found += wrong
+            if not wrong:
+                self._compared.add(batch.name)
+        return found
 
     async def _keep(self, offence: Offence, owner: Address, tag: int, signed: Any) -> None:
         key = (offence.value, owner, tag)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from muster.chain import Batch, OutcomeProof, SlashState
 from muster.chain.conversion import lenient_reason
+from muster.chain.doubles import tag_of
 from muster.chain.structs import Offence
 from muster.orchestrator.outcomes.breaker import suspects
 from muster.orchestrator.ports import ChainPort, Constants
@@ -95,16 +96,18 @@ class Settlement:
         view = self._projection.view
         record = (view.batches[place[0]].records or ())[place[1]]
         worker = view.worker_by_id.get(record.worker_id)
-        if worker is None:
-            return None
+        owner = None if worker is None else worker.address
+        tag = record.step << 32 | record.index
         case = view.cases.get(record.leaf(*place))
         reason = record.reason
         if case is not None and case.overturned:
             # Jurors may vote for a reason that this version does not know.
             reason = lenient_reason(case.ruling & 0xFF)
+            about = view.batches[place[0]].claim_about(case).submission
+            owner, tag = about.worker, tag_of(about)
         is_exact = Ruling(Verdict.FRAUD, reason).is_exact
         offence = Offence.EXACT_FRAUD if is_exact else Offence.FRAUD
-        return worker.address, offence, record.step << 32 | record.index
+        return None if owner is None else (owner, offence, tag)
 
     def to_finalise(self) -> list[OutcomePlace]:
         """Return the executed frauds that nobody can challenge any more, with stake in escrow."""

@@ -57,7 +57,7 @@ def test_posted_batch_holds_everything_an_auditor_needs(history: History) -> Non
     assert (batch.posted_at, batch.posted_tx) == (event.args["posted_at"], event.tx_hash)
     times = batch.committed_at, batch.posted_at
     judged = BatchStatus.JUDGED
-    header = Batch(1, RUN, keccak(b"outcomes"), 3, 300, 10, 1, *times, 3, judged)
+    header = Batch(1, RUN, batch.root, keccak(b"outcomes"), 3, 300, 10, 1, *times, 3, judged)
     assert batch.header() == header
 
 

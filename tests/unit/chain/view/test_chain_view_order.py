@@ -30,7 +30,8 @@ def test_event_without_handler_changes_nothing(history: History) -> None:
 
 WITHOUT_EFFECT = [
     *("Approval", "BondReturned", "BondTaken", "ClaimAnnounced"),
-    *("DoubleOutcomeProven", "DoubleSubmissionProven", "EIP712DomainChanged", "Transfer"),
+    *("DoubleOutcomeProven", "DoubleSubmissionProven", "EIP712DomainChanged", "MisrecordProven"),
+    "Transfer",
 ]
 
 

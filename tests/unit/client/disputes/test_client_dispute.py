@@ -228,7 +228,7 @@ def shows(entry: BatchEntry) -> httpx.MockTransport:
 async def test_submission_is_had_with_its_batch() -> None:
     place = SubmissionPlace(make_view_batch([SUBMISSION.leaf()], [RECORD]), 0)
     async with Sources(["http://room.example"], transport=shows(ENTRY)) as sources:
-        assert await find_entry(place, None, sources) == ENTRY
+        assert await find_entry(place, None, sources) == (ENTRY, [])
 
 
 async def test_claimed_submission_keeps_the_signature_that_the_chain_saw() -> None:
@@ -236,7 +236,7 @@ async def test_claimed_submission_keeps_the_signature_that_the_chain_saw() -> No
     made = ClaimView(STRANGER, ACCEPTED.number, SUBMISSION, ENTRY.signature, (), "0x")
     spoilt = ENTRY.model_copy(update={"signature": bytes(65)})
     async with Sources(["http://room.example"], transport=shows(spoilt)) as sources:
-        assert await find_entry(place, make_case(claims=[made]), sources) == ENTRY
+        assert await find_entry(place, make_case(claims=[made]), sources) == (ENTRY, ())
 
 
 @pytest.mark.parametrize("has_case", [True, False])
@@ -254,7 +254,8 @@ async def test_submission_that_its_worker_committed_needs_no_source() -> None:
     assert ENTRY.ticket_signature
     batch.work = LeasedWork(SUBMISSION, ENTRY.signature, ENTRY.ticket, ENTRY.ticket_signature)
     async with Sources() as nobody:
-        found = await find_entry(SubmissionPlace(batch, 0), None, nobody)
+        found, siblings = await find_entry(SubmissionPlace(batch, 0), None, nobody)
+    assert siblings == ()
     assert found == ENTRY.model_copy(update={"received_at": batch.committed_at})
 
 

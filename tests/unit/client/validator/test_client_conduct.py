@@ -37,7 +37,7 @@ from muster.inference.examining import Recomputed
 from muster.lab.simulator.machines import Hidden
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.jury import Ruling
-from muster.protocol.merkle import merkle_root
+from muster.protocol.merkle import batch_root
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
 from muster.protocol.rollouts import encode_rollouts
 from muster.toploc.calibration import SamplerLimits
@@ -224,7 +224,7 @@ async def test_batch_that_the_chain_takes_back_meanwhile_is_judged_to_its_end(
     scene.change(engine=Meanwhile(reorganise))
     await scene.submit(1, HashEngine(VERSION))
     (stored,) = (scene.folder / str(WORKER_ID)).glob("1-0.json")
-    root = merkle_root([scene.data[1][0].submission.leaf()])
+    root = batch_root([scene.data[1][0].submission.leaf()])
     assert json.loads(stored.read_text())["root"] == hex0x(root)
 
 

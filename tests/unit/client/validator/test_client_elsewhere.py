@@ -20,7 +20,7 @@ from muster.chain import LeasedWork
 from muster.client.validator.batches import LEAST_REST_S, REST, Elsewhere
 from muster.protocol.encoding import file_hash
 from muster.protocol.errors import ApiError
-from muster.protocol.merkle import merkle_root
+from muster.protocol.merkle import batch_root
 
 DATA = b"a file"
 SUBMISSION = make_submission(make_ticket(), [], file_hash=file_hash(DATA))
@@ -150,7 +150,7 @@ async def test_validator_judges_what_only_others_show(tmp_path: Path) -> None:
     entry, data = honest(make_ticket())
     batch = bench.commit(1, [entry], data)
     contents = BatchContents(
-        batch_id=1, root=merkle_root([entry.submission.leaf()]), count=1, submissions=[entry]
+        batch_id=1, root=batch_root([entry.submission.leaf()]), count=1, submissions=[entry]
     )
     bench.orchestrator.fail("batch", *[ApiError("no", status=404, code="not_found")] * 9)
     bench.orchestrator.files.clear()

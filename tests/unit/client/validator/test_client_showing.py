@@ -19,6 +19,7 @@ from worlds.client_world import (
     as_claimed,
     make_submission,
     make_ticket,
+    sign_submission,
 )
 
 from muster.chain import BatchStatus, LeasedWork, Offence
@@ -106,6 +107,9 @@ class Contracts:
     async def prove_double_outcome(self, *args: Any) -> None:
         await self._send("prove", args)
 
+    async def prove_misrecord(self, *args: Any) -> None:
+        await self._send("misrecord", args)
+
 
 class Bench:
     """A validator of three, quorum two, with one batch."""
@@ -124,6 +128,7 @@ class Bench:
         self.chain = Contracts()
         self.seconds = 0.0
         self.is_withheld = False
+        self.entries: list[Any] = []
         place = make_place(
             view=self.view, journal=self.journal, windows=WINDOWS, clock=lambda: self.seconds
         )
@@ -132,7 +137,7 @@ class Bench:
     async def contents(self, _batch: Any) -> list[Any]:
         if self.is_withheld:
             raise UNREACHABLE
-        return []
+        return self.entries
 
     def judge(self, record: OutcomeRecord = ACCEPTED) -> None:
         self.journal.record(JudgedBatch(self.batch.name, (record,)))
@@ -364,3 +369,41 @@ def test_work_taken_out_of_an_old_batch_hides_no_open_one(bench: Bench) -> None:
     view: Any = SimpleNamespace(batches=batches)
     found = recent_batches(view, RUN, WINDOWS.whole_s)
     assert [batch.batch_id for batch in found] == [2, 3, 4]
+
+
+# Records that contradict what the batch holds
+
+
+def post_of_others(bench: Bench, record: OutcomeRecord) -> None:
+    """The two other validators' records are on chain; this one found ACCEPTED."""
+    bench.judge()
+    signed = sign_submission(SUBMISSION)
+    bench.entries = [SimpleNamespace(submission=SUBMISSION, signature=signed)]
+    worker = SUBMISSION.worker
+    bench.view.worker_by_id = {ACCEPTED.worker_id: SimpleNamespace(address=worker)}
+    bench.run.members = {worker: SimpleNamespace(answers_for=lambda *_: True)}
+    batch, seats = bench.batch, bench.run.seats
+    batch.records, batch.records_hash = [record], keccak(packed(record))
+    batch.signers, batch.status = seats[PEER] | seats[THIRD], BatchStatus.JUDGED
+
+
+async def test_records_of_other_work_are_proven_once_for_each_signer(bench: Bench) -> None:
+    post_of_others(bench, replace(ACCEPTED, file_hash=keccak(b"invented")))
+    assert await bench.at(0.1) == ["misrecord", "misrecord"]
+    proof, work, _ = bench.chain.sent[-1][1]
+    assert (proof.position, work.submission) == (0, SUBMISSION)
+    assert {args[2] for _, args in bench.chain.sent} == {PEER, THIRD}
+    for owner in (PEER, THIRD):
+        slash = {"run_id": RUN, "offence": Offence.MISRECORD, "tag": 1, "owner": owner}
+        bench.view.slashes.append(SimpleNamespace(**slash))
+    assert await bench.at(0.5) == []
+
+
+@pytest.mark.parametrize(
+    "record", [ACCEPTED, REJECTED, replace(REJECTED, units=0), replace(REJECTED, worker_id=0)]
+)
+async def test_other_verdicts_about_the_same_work_are_no_fault(
+    bench: Bench, record: OutcomeRecord
+) -> None:
+    post_of_others(bench, record)
+    assert await bench.at(0.1) == []

@@ -14,7 +14,7 @@ from muster.orchestrator.intake.intake import Intake
 from muster.orchestrator.loop import commit_once
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ApiError, ChainUnreachable, ContractRevert, TransactionLost
-from muster.protocol.merkle import merkle_root
+from muster.protocol.merkle import batch_root
 from muster.protocol.messages import Verdict
 from muster.protocol.recipe import TrainingRecipe
 
@@ -25,7 +25,7 @@ async def test_batch_root_is_over_the_submissions_in_upload_order(tmp_path: Path
     async with open_bench(tmp_path, Network(training=WIDE)) as bench:
         submissions = [await bench.upload(n % 3, b"file %d" % n) for n in range(5)]
         await bench.commit()
-        root = merkle_root([s.leaf() for s in submissions])
+        root = batch_root([s.leaf() for s in submissions])
         assert bench.network.chain.ledger.committed == [(root, 5, 100)]
         async with bench.api() as api:
             batch = await api.batch(1)
@@ -79,7 +79,7 @@ async def test_commitment_is_repeated_unchanged_when_it_fails(
     assert await bench.commit() is True
     assert await bench.commit() is True
     roots = [root for root, _, _ in bench.network.chain.ledger.committed]
-    assert roots == [merkle_root([first.leaf()]), merkle_root([second.leaf()])]
+    assert roots == [batch_root([first.leaf()]), batch_root([second.leaf()])]
 
 
 @pytest.mark.parametrize(("units", "companions"), [(0, 0), (1 << 30, 0), (1 << 30, 1)])
@@ -99,7 +99,7 @@ async def test_claim_that_the_contract_refuses_for_ever_does_not_stop_the_others
         assert await bench.commit() is False
         assert await bench.commit() is True
         assert bench.services.batching.uncommitted_roots == []
-        root = merkle_root([each.leaf() for each in honest])
+        root = batch_root([each.leaf() for each in honest])
         assert network.chain.ledger.committed == [(root, len(honest), 20 * len(honest))]
         assert await bench.services.files.find(bad.file_hash) is None
         assert isinstance(await bench.services.files.find(honest[0].file_hash), Path)
@@ -174,7 +174,7 @@ async def test_composition_is_committed_when_the_process_died_before_sending_it(
     async with open_bench(tmp_path, network) as bench:
         await bench.upload(1, b"two")
         assert await bench.commit() is True
-        assert network.chain.ledger.committed[0][0] == merkle_root([first.leaf()])
+        assert network.chain.ledger.committed[0][0] == batch_root([first.leaf()])
 
 
 async def test_submissions_wait_again_when_the_process_died_while_composing(
@@ -277,7 +277,7 @@ async def test_submission_is_not_committed_again_when_its_worker_did_so_itself(
     await bench.follow()
     composition = await bench.services.batching.next()
     assert composition is not None
-    assert composition.root == merkle_root([other.leaf()])
+    assert composition.root == batch_root([other.leaf()])
     async with bench.api() as api:
         assert [e.submission for e in (await api.batch(1)).submissions] == [direct]
 

@@ -14,7 +14,7 @@ from muster.orchestrator.intake.files import StoredBatch
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import StorageError
 from muster.protocol.ids import PolicyVersion
-from muster.protocol.merkle import merkle_root
+from muster.protocol.merkle import batch_root
 from muster.protocol.messages import Ticket, Verdict
 from muster.protocol.recipe import TrainingRecipe
 
@@ -49,7 +49,7 @@ async def test_everything_is_recovered_when_the_database_is_deleted(tmp_path: Pa
         await bench.judge(2, [committed], validators=(1,))
         await bench.record()
         assert await bench.commit() is True
-        assert network.chain.ledger.committed[2][0] == merkle_root([waiting.leaf()])
+        assert network.chain.ledger.committed[2][0] == batch_root([waiting.leaf()])
         assert await bench.commit() is False
 
 
@@ -98,7 +98,7 @@ async def test_composition_that_was_never_sent_is_sent_when_the_database_is_dele
     delete_database(tmp_path)
     async with open_bench(tmp_path, network, start_s=1) as bench:
         assert await bench.commit() is True
-        assert network.chain.ledger.committed[0][0] == merkle_root([first.leaf()])
+        assert network.chain.ledger.committed[0][0] == batch_root([first.leaf()])
 
 
 async def test_committed_composition_wins_when_two_share_a_submission(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ async def test_committed_composition_wins_when_two_share_a_submission(tmp_path: 
         submissions = [await bench.upload(n, b"%d" % n) for n in (0, 1)]
         # Left over from a crash while composing: never sent, though it looks newer.
         stale = StoredBatch(
-            root=merkle_root([submissions[0].leaf()]),
+            root=batch_root([submissions[0].leaf()]),
             file_hashes=[submissions[0].file_hash],
             composed_ns=1 << 62,
         )
@@ -132,7 +132,7 @@ async def test_corrupt_sidecars_are_skipped_when_the_database_is_rebuilt(tmp_pat
         file.write('{"step": 1, "fig')
     async with open_bench(tmp_path, network, start_s=1) as bench:
         assert await bench.commit() is True
-        assert network.chain.ledger.committed[0][0] == merkle_root([good.leaf()])
+        assert network.chain.ledger.committed[0][0] == batch_root([good.leaf()])
 
 
 async def test_composition_is_ignored_when_its_root_is_not_over_its_submissions(
@@ -148,7 +148,7 @@ async def test_composition_is_ignored_when_its_root_is_not_over_its_submissions(
     delete_database(tmp_path)
     async with open_bench(tmp_path, network, start_s=1) as bench:
         assert await bench.commit() is True
-        assert network.chain.ledger.committed[0][0] == merkle_root([submission.leaf()])
+        assert network.chain.ledger.committed[0][0] == batch_root([submission.leaf()])
 
 
 async def test_files_of_another_chain_are_ignored(tmp_path: Path) -> None:

@@ -11,11 +11,12 @@ from orchestrator_bench import Bench, committed, delete_database, hand_in, open_
 from orchestrator_fakes import RUN, Network, slot_tag
 
 from muster.chain import Offence
+from muster.chain.view_parts import parse_records
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.errors import ApiError, ChainUnreachable
 from muster.protocol.ids import Address, Hash32
-from muster.protocol.messages import Reason, Submission, Verdict
+from muster.protocol.messages import Reason, Submission, Verdict, pack_records
 
 WITHHELD = b""
 
@@ -263,3 +264,41 @@ async def test_own_commitment_of_another_submission_is_shown(bench: Bench, is_ot
     worker = bench.network.worker(0).address
     double = (Offence.DOUBLE_SUBMISSION, worker, slot_tag(submission))
     assert proven(bench) == ([double] if is_other else [])
+
+
+# Records that contradict what their batch holds
+
+
+def post(bench: Bench, submission: Submission, **wrong: Any) -> None:
+    """Post what a quorum signed about the first batch, with some fields of other values."""
+    network = bench.network
+    (record,) = parse_records(network.judge([submission], Verdict.ACCEPTED, Reason.NONE))
+    packed = pack_records([replace(record, **wrong)])
+    network.apply(
+        "ContributionLedger", "OutcomesPosted",
+        batch_id=1, run_id=RUN, outcomes_root=keccak(packed), signers=3, records=packed,
+        posted_at=network.chain.ledger.emit.now(), signatures=bytes(130),
+    )  # fmt: skip
+
+
+async def test_a_record_of_other_work_is_shown_to_the_court_once_for_each_signer(
+    bench: Bench,
+) -> None:
+    submission, _, _ = await committed(bench)
+    post(bench, submission, file_hash=keccak(b"invented"))
+    await bench.report()
+    await bench.report()
+    seats = bench.network.view.runs[RUN].seats
+    signers = bench.network.view.batches[1].signed_by(seats)
+    assert len(signers) == 2
+    assert proven(bench) == [(Offence.MISRECORD, who, 1) for who in signers]
+
+
+@pytest.mark.parametrize("same", [{}, {"units": 1}, {"worker_id": 0}])
+async def test_records_of_the_work_that_a_batch_holds_are_no_fault(
+    bench: Bench, same: dict[str, int]
+) -> None:
+    submission, _, _ = await committed(bench)
+    post(bench, submission, **same)
+    await bench.report()
+    assert proven(bench) == []

@@ -13,6 +13,7 @@ from muster.lab.simulator.model.words import (
     DOUBLE_SUBMISSION,
     EXACT_FRAUD,
     FRAUD_OFFENCE,
+    MISRECORD,
     NOBODY,
     PPM,
     WRONG_VERDICT,
@@ -63,8 +64,16 @@ class Court(Ledger):
         self.emit("ClaimAnnounced", announcement=announcement, claimant=caller)
 
     def claim_ruling(
-        self, caller: str, proof: Proof, work: Submission, signer: str, ruling: int, salt: int
+        self,
+        caller: str,
+        proof: Proof,
+        work: Submission,
+        signer: str,
+        ruling: int,
+        salt: int,
+        held: bool = True,
     ) -> None:
+        """`held` tells whether the work comes with the siblings of its place in the batch."""
         standing, header = self.standing(proof), proof.header
         leaf, recorded = standing.leaf, proof.record.ruling
         sensible = is_verdict(ruling) and not is_same(ruling, recorded)
@@ -74,39 +83,42 @@ class Court(Ledger):
         known = since is not None and since < self.block <= since + ANNOUNCEMENT_BLOCKS
         need(known, "CourtNotAnnounced", announcement)
         assert since is not None
-        self._need_evidence(proof, work, signer)
+        is_held = self._need_evidence(proof, work, signer, held)
         if leaf not in self.cases:
             open_until = standing.closes_at
             need(self.now < open_until, "CourtWindowClosed", leaf, open_until)
-            self._open(leaf, header, proof.position, work.worker, recorded)
+            self._open(leaf, header, proof.position, work, recorded)
             self.batches[header.batch].disputed = True
         else:
             self._need_commit_phase(leaf, self._open_case(leaf))
         case = self.cases[leaf]
+        need(is_held or not case.is_proven, "CourtUnproven", leaf)
+        if is_held and not case.is_proven:
+            case.is_proven, case.worker, case.tag = True, work.worker, work.tag
         party = not self.may_be_drawn(caller, case.opened_at) and len(case.claims) < MAX_CLAIMS
         need(party, "CourtMayNotClaim", leaf, caller)
         case.claims.append(Made(caller, ruling, since))
-        self._emit_claim(leaf, caller, ruling, work, ("signed", signer, work))
+        siblings = ("siblings", header.root, proof.position if held else None)
+        self._emit_claim(leaf, caller, ruling, ("committed", work, signer, siblings))
         self._pull("DisputeCourt", caller, self.fixed.bond)
 
-    def _emit_claim(
-        self, case: Name, caller: str, ruling: int, work: Submission, signature: Name
-    ) -> None:
+    def _emit_claim(self, case: Name, caller: str, ruling: int, work: Name) -> None:
         self.emit(
             "Claimed",
             case_id=case,
             claimant=caller,
             ruling=ruling,
-            submission=work,
-            node_signature=signature,
+            work=work,
             sources=("sources",),
         )
 
-    def _open(self, case: Name, header: Header, position: int, worker: str, recorded: int) -> None:
+    def _open(
+        self, case: Name, header: Header, position: int, work: Submission, recorded: int
+    ) -> None:
         places = len(self.bench)
         need(places > 0, "CourtNoJurors", case)
         number, draw_block = len(self.cases) + 1, self.block + self.fixed.draw_delay
-        named = (recorded, self.now, number, header.run, worker, draw_block, places)
+        named = (recorded, self.now, number, header.run, work.worker, work.tag, draw_block, places)
         self.cases[case] = Case(*named)
         self.emit(
             "CaseOpened",
@@ -115,7 +127,7 @@ class Court(Ledger):
             run_id=header.run,
             number=number,
             position=position,
-            worker=worker,
+            worker=work.worker,
             recorded=recorded,
             draw_block=draw_block,
             places=places,
@@ -127,8 +139,8 @@ class Court(Ledger):
         need(own, "CourtUnauthorized", caller)
         case: Name = ("summons", header.batch)
         need(case not in self.cases, "CourtCaseExists", case)
-        self._open(case, header, 0, work.worker, 0)
-        self._emit_claim(case, caller, 0, work, ("nothing",))
+        self._open(case, header, 0, work, 0)
+        self._emit_claim(case, caller, 0, ("committed", work, None, None))
         if header.batch not in self.bonds:
             self._take_bond(header.batch, caller)
 
@@ -211,7 +223,7 @@ class Court(Ledger):
         if overturned and record.verdict == FRAUD:
             exact = is_exact(record.ruling)
             offence = EXACT_FRAUD if exact else FRAUD_OFFENCE
-            escrow = ("escrow", header.run, case.worker, offence, record.tag)
+            escrow = ("escrow", header.run, case.worker, offence, case.tag)
             if self._restore(escrow, header.batch, proof.position):
                 self._acquit(header.run, case.worker, escrow, exact)
         self._emit_closed(leaf, case, ruling if overturned else case.recorded)
@@ -309,6 +321,7 @@ class Court(Ledger):
         wrong = wrong and bool(self.seat_bit(header.run, validator) & header.signers)
         need(wrong, "CourtNothingDue", leaf, validator)
         assert case is not None
+        need(case.is_proven, "CourtUnproven", leaf)
         escrow = ("escrow", header.run, validator, WRONG_VERDICT, header.batch)
         amount = self._slash(escrow, self.fixed.wrong_verdict_ppm, case.reporter)
         self.emit("Fined", case_id=leaf, account=validator, amount=amount)
@@ -366,14 +379,40 @@ class Court(Ledger):
         )
         self._unseat_for_fault(header.run, validator)
 
+    def prove_misrecord(
+        self, proof: Proof, work: Submission, signer: str, validator: str, held: bool = True
+    ) -> None:
+        """`held` tells whether the work comes with the siblings of its place in the batch."""
+        header, record = proof.header, proof.record
+        self.standing(proof)
+        wrong = self._need_evidence(proof, work, signer, held)
+        wrong = wrong and bool(self.seat_bit(header.run, validator) & header.signers)
+        named = record.number == 0 or self.by_number(record.number) == work.worker
+        named = named and record[1:5] == work[2:6]
+        named = named and record.rollouts == min(work.rollouts, 2**16 - 1)
+        wrong = wrong and not (named and record.units <= work.units)
+        need(wrong, "FaultNoMisrecord", header.batch, proof.position, validator)
+        escrow = ("escrow", header.run, validator, MISRECORD, header.batch)
+        amount = self._slash(escrow, PPM)
+        self.emit(
+            "MisrecordProven",
+            run_id=header.run,
+            validator=validator,
+            escrow_id=escrow,
+            batch_id=header.batch,
+            position=proof.position,
+            amount=amount,
+        )
+        self._unseat_for_fault(header.run, validator)
+
     def prove_double_submission(
-        self, proof: Proof, signed: Sequence[tuple[Submission, str]]
+        self, proof: Proof, signed: Sequence[tuple[Submission, str]], held: bool = True
     ) -> None:
         """The first of two submissions is the one that the outcome judges."""
         header = proof.header
         self.standing(proof)
         (first, signer), (second, other) = signed
-        self._need_evidence(proof, first, signer)
+        self._need_evidence(proof, first, signer, held)
         contrary = first[:4] == second[:4] and first != second
         contrary = contrary and self._answers(header, second.worker, other)
         need(contrary, "FaultNoEquivocation", first.worker, other)

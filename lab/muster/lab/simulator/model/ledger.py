@@ -211,7 +211,7 @@ class Ledger(Parties):
         self, batch: Batch, posted: Header, records: tuple[Record, ...], signatures: Name
     ) -> None:
         root = ("outcomes", posted.batch, records)
-        batch.header = posted._replace(root=root, status=JUDGED)
+        batch.header = posted._replace(outcomes=root, status=JUDGED)
         batch.records = records
         self.emit(
             "OutcomesPosted",
@@ -335,13 +335,16 @@ class Ledger(Parties):
 
     # --------------------------------------------------------------------- fraud
 
-    def execute_fraud(self, proof: Proof, work: Submission, signer: str) -> None:
+    def execute_fraud(self, proof: Proof, work: Submission, signer: str, held: bool = True) -> None:
+        """`held` tells whether the work comes with the siblings of its place in the batch."""
         standing, header = self.standing(proof), proof.header
         self._need_fraud(proof, standing)
-        self._need_evidence(proof, work, signer)
+        is_held, is_named = self._evidence(proof, work, signer, held)
+        sound = is_held and (is_named or self._is_ruled(standing))
+        need(sound, "LedgerInvalidSubmission", work.worker, signer)
         paused_until = self.runs[header.run].slash_paused_until
         need(self.now >= paused_until, "LedgerSlashingPaused", header.run, paused_until)
-        escrow = self._escrow_of(header.run, work.worker, proof.record, standing)
+        escrow = self._escrow_of(header.run, work.worker, work.tag, standing)
         exact = escrow[3] == EXACT_FRAUD
         priors = self._convict(header.run, work.worker, escrow, exact)
         terms = self.terms_at(header.run, header.terms)
@@ -358,22 +361,41 @@ class Ledger(Parties):
         )
 
     @staticmethod
-    def _escrow_of(run: int, worker: str, record: Record, standing: Standing) -> Name:
+    def _escrow_of(run: int, worker: str, tag: int, standing: Standing) -> Name:
         exact = is_exact(standing.verdict << 8 | standing.reason)
-        return ("escrow", run, worker, EXACT_FRAUD if exact else FRAUD_OFFENCE, record.tag)
+        return ("escrow", run, worker, EXACT_FRAUD if exact else FRAUD_OFFENCE, tag)
+
+    @staticmethod
+    def _is_ruled(standing: Standing) -> bool:
+        """Return whether a jury's ruling stands in place of the recorded one."""
+        return (standing.verdict << 8 | standing.reason) != standing.record.ruling
 
     @staticmethod
     def _need_fraud(proof: Proof, standing: Standing) -> None:
         place = proof.header.batch, proof.position
         need(standing.verdict == FRAUD, "LedgerNotFraud", *place, standing.verdict)
 
-    def _need_evidence(self, proof: Proof, work: Submission, signer: str) -> None:
-        """The worker's node at the commitment signed exactly the judged submission."""
+    def _need_evidence(self, proof: Proof, work: Submission, signer: str, held: bool) -> bool:
+        """Return whether the batch holds the work at the outcome's place; else the record must name
+        it.
+        """
+        is_held, is_named = self._evidence(proof, work, signer, held)
+        need(is_held or is_named, "LedgerInvalidSubmission", work.worker, signer)
+        return is_held
+
+    def _evidence(
+        self, proof: Proof, work: Submission, signer: str, held: bool
+    ) -> tuple[bool, bool]:
+        """Return whether the batch holds the work at the outcome's place, and whether the record
+        names it. The worker's node at the commitment must have signed it.
+        """
         judged, header = proof.record, proof.header
-        same = work.run == header.run and work[2:6] == judged[1:5]
-        same = same and self.number_of(work.worker) == judged.number
-        same = same and self._answers(header, work.worker, signer)
-        need(same, "LedgerInvalidSubmission", work.worker, signer)
+        sound = work.run == header.run and self._answers(header, work.worker, signer)
+        need(sound, "LedgerInvalidSubmission", work.worker, signer)
+        works = self.batches[header.batch].submissions
+        there = proof.position < len(works) and works[proof.position] == work
+        is_named = work[2:6] == judged[1:5] and self.by_number(judged.number) == work.worker
+        return there and (held or len(works) == 1), is_named
 
     def _answers(self, header: Header, worker: str, signer: str) -> bool:
         return self.answers_for(header.run, worker, signer, header.committed_at)
@@ -384,8 +406,10 @@ class Ledger(Parties):
         need(standing.is_final, "LedgerNotFinal", header.batch, proof.position)
         found = proof.record.verdict == FRAUD
         reporter = NOBODY if found else self.cases[standing.leaf].reporter
-        worker = self.by_number(proof.record.number)
-        escrow = self._escrow_of(header.run, worker, proof.record, standing)
+        worker, tag = self.by_number(proof.record.number), proof.record.tag
+        if self._is_ruled(standing):
+            worker, tag = self.cases[standing.leaf].worker, self.cases[standing.leaf].tag
+        escrow = self._escrow_of(header.run, worker, tag, standing)
         self._release(escrow, header.batch, proof.position, reporter)
         self.emit("FraudFinalised", batch_id=header.batch, escrow_id=escrow, leaf=standing.leaf)
 

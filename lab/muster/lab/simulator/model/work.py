@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from muster.lab.simulator.model.words import NOBODY, Name, Place
+from muster.lab.simulator.model.words import NO_OFFENCE, NOBODY, Name, Place
 
 ACCEPTED, INCOMPLETE, REJECTED, FRAUD = range(1, 5)
 COMMITTED, JUDGED, WITHHELD = range(3)
@@ -39,6 +39,11 @@ class Submission(NamedTuple):
     """Name of the file: a hash, or a number instead of one."""
     rollouts: int
     units: int
+
+    @property
+    def tag(self) -> int:
+        """The number of its slot within a worker's run."""
+        return self.step << 32 | self.index
 
 
 class Ticket(NamedTuple):
@@ -94,6 +99,8 @@ class Header(NamedTuple):
     posted_at: int = 0
     signers: int = 0
     status: int = COMMITTED
+    outcomes: Name | str = NO_OFFENCE
+    """Root over the outcomes; no hash until they are posted."""
 
 
 class Proof(NamedTuple):
@@ -146,6 +153,8 @@ class Case:
     number: int
     run: int
     worker: str
+    tag: int
+    """Slot of the work."""
     draw_block: int
     places: int
     status: int = OPEN
@@ -158,6 +167,8 @@ class Case:
     """Jurors that collected their fee."""
     reporter: str = NOBODY
     fee: int = 0
+    is_proven: bool = False
+    """Whether a claim proved that the batch holds the work."""
 
     def leading(self) -> tuple[int, int, bool]:
         """Return the ruling with most votes that had them first, its votes, and whether another
