@@ -261,8 +261,8 @@ contract DisputeCourt is IDisputeCourt {
         emit DrawPostponed(caseId, drawBlock);
     }
 
-    /// @dev Returns who may not judge: whoever sat in the run before the case opened, its owner and the worker. None of it can
-    ///      be changed once the block of the draw is known.
+    /// @dev Returns who may not judge: whoever sat in the run by the second in which the case opened, its owner and the
+    ///      worker. None of it can be changed in a later second.
     function _excluded(Case storage drawn) private view returns (address[] memory excluded) {
         address[] memory seated = runs.everSeated(drawn.runId, drawn.openedAt);
         excluded = new address[](seated.length + 2);

@@ -438,7 +438,7 @@ contract RunRegistry is IRunRegistry {
         address[] storage all = _runs[runId].everSeated;
         uint256 count = all.length;
         // In the order in which they came.
-        while (count != 0 && _seats[runId][all[count - 1]].since >= time) --count;
+        while (count != 0 && _seats[runId][all[count - 1]].since > time) --count;
         accounts = new address[](count);
         for (uint256 i = 0; i < count; ++i) {
             accounts[i] = all[i];

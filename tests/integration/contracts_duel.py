@@ -233,7 +233,7 @@ def _run(model: Network, words: Words, number: int, run: Run) -> Iterator[Observ
     yield ("RunRegistry", "latestVersion", (number,)), latest
     bits = tuple(run.seats[validator].bit for validator in run.validators)
     yield ("RunRegistry", "validatorsOf", (number,)), (config[-1], bits)
-    ever = tuple(words.address[v] for v, s in run.seats.items() if s.since < model.now)
+    ever = tuple(words.address[v] for v, s in run.seats.items() if s.since <= model.now)
     yield ("RunRegistry", "everSeated", (number, model.now)), (ever,)
     for validator in VALIDATORS:
         invited = validator in run.invited

@@ -235,7 +235,7 @@ interface IRunRegistry is IRunRegistryErrors, IRunRegistryEvents {
     /// @notice Returns whether the run's owner invited an account.
     function isInvited(uint64 runId, address account) external view returns (bool);
 
-    /// @notice Returns all accounts that took a seat of the run before `time`, also those that left since.
+    /// @notice Returns all accounts that took a seat of the run at or before `time`, also those that left since.
     function everSeated(uint64 runId, uint256 time) external view returns (address[] memory);
 
     /// @notice Returns the run's validators and the bits of their seats.

@@ -201,9 +201,19 @@ contract DisputeCourtDrawTest is CourtTest {
     function testFuzz_draw_takesWhoTookASeatAfterTheOpening(uint256 waited) public {
         _leaveBench(2);
         _challenge(ALICE_FRAUD, ACCEPT);
-        _seat(jurors[2], bound(waited, 0, 1 hours));
+        _seat(jurors[2], bound(waited, 1, 1 hours));
         _draw(_fraudLeaf);
         assertTrue(_isDrawn(jurors[2]), "drawn");
+    }
+
+    /// @dev Whether the seat or the opening comes first in a second cannot be told: its signature may be what the case is about.
+    function testFuzz_draw_excludesWhoTookASeatInTheSecondOfTheOpening(bool before) public {
+        _leaveBench(2);
+        if (before) _seat(jurors[2], 0);
+        _challenge(ALICE_FRAUD, ACCEPT);
+        if (!before) _seat(jurors[2], 0);
+        _draw(_fraudLeaf);
+        assertFalse(_isDrawn(jurors[2]), "it validates for the run");
     }
 
     function test_draw_excludesWhoTookASeatBeforeTheOpening() public {

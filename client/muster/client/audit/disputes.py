@@ -139,7 +139,7 @@ def _jury_problems(
     excluded = {run.owner, view.draws[case.case_id].worker} | {
         who
         for who in run.seats
-        if view.seated_at.get((run.run_id, who), case.opened_at) < case.opened_at
+        if view.seated_at.get((run.run_id, who), case.opened_at + 1) <= case.opened_at
     }
     for juror in sorted(excluded & set(case.jurors)):
         yield f"{juror} judged a case of its own run"

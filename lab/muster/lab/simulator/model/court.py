@@ -164,7 +164,7 @@ class Court(Ledger):
             self.emit("DrawPostponed", case_id=name, draw_block=case.draw_block)
             return
         run = self.runs[case.run]
-        seated = {who for who, seat in run.seats.items() if seat.since < case.opened_at}
+        seated = {who for who, seat in run.seats.items() if seat.since <= case.opened_at}
         jury = draw(
             self.bench[: case.places],
             name,
