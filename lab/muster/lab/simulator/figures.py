@@ -14,7 +14,7 @@ GAS = {
     "publish": (78_902, 0),
     "commit": (74_505, 0),
     "post": (74_429, 1_584),
-    "execute_fraud": (128_979, 0),
+    "execute_fraud": (137_764, 0),
     "finalise_fraud": (97_077, 0),
 }
 """Gas of a transaction, and of each record in it: `make bench-gas` (1 and 64 records)."""
