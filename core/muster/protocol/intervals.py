@@ -20,8 +20,8 @@ def score_interval(share: float, trials: float) -> tuple[float, float]:
     middle = share + spread / 2
     width = math.sqrt(share * (1 - share) * spread + spread * spread / 4)
     low, high = (middle - width) / (1 + spread), (middle + width) / (1 + spread)
-    # Exact at 0 and 1, without rounding errors.
-    return (0.0 if share == 0 else low), (1.0 if share == 1 else high)
+    # Exact at 0 and 1, and within them, without rounding errors.
+    return (max(0.0, low) if share else 0.0), (min(1.0, high) if share != 1 else 1.0)
 
 
 def rate_bound(trials: int) -> float:

@@ -175,5 +175,6 @@ async def test_cast_finds_the_same_where_it_is_installed(played: Scenario, tmp_p
     assert re.search(r"\), 0x\w{64}, 4, 31, .*true\)$", standing)
     assert held[:-1] == header[:-1]
     assert node == node_of(CHEATER).address
-    assert [line.split()[1] for line in lines[4:6]] == ["true", "true"]
+    assert lines[4] == "true"
+    assert [line.split()[1] for line in lines[5:7]] == ["true", "true"]
     assert [line.split()[0] for line in lines[-3:]] == [str(20 * TOKEN), str(5 * TOKEN), "0"]

@@ -440,12 +440,14 @@ def _misrecords(
 
 def _works_of(batch: BatchView, store: EvidenceFolders) -> list[SignedWork]:
     """Return a batch's submissions in order, as the chain or a copy has them; none if one is
-    missing.
+    missing or malformed, which the audit reports by itself.
     """
     if batch.work is not None:
         return [SignedWork(batch.work.submission, batch.work.node_signature)]
-    entries = store.composition(batch) or store.entries(batch) or []
-    return [SignedWork(entry.submission, entry.signature) for entry in entries]
+    with contextlib.suppress(EncodingError):
+        entries = store.composition(batch) or store.entries(batch) or []
+        return [SignedWork(entry.submission, entry.signature) for entry in entries]
+    return []
 
 
 Slot = tuple[Address, int, int]

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 from trainer_fakes import make_recipe
 
 from muster.inference import Completion, Request
@@ -52,6 +52,8 @@ def test_pass_at_k_beyond_the_samples_is_refused(samples: int, passed: int, k: i
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=40))
+@example([1e-12] * 4)
+@example([1 - 1e-12] * 4)
 def test_interval_holds_its_estimate(values: list[float]) -> None:
     share = share_over_problems(values)
     assert 0 <= share.low <= share.value + 1e-9
