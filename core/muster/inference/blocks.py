@@ -16,7 +16,6 @@ import torch
 from muster.inference.device_proofs import (
     arrive,
     leaving,
-    prepare_signs,
     project,
     sent,
     start_verifying,
@@ -140,7 +139,6 @@ def _prove_device(
     verifying = [start_verifying(hidden_TH, each.proofs, proof) for each, hidden_TH in pairs]
 
     def proven() -> Proven:
-        prepare_signs(share for each in samples for share in each.shares)
         projected = [leaving(project(hidden_TH, each.shares)) for each, hidden_TH in pairs]
         arrive(hidden[0].device)
         return Proven([results() for results in verifying], projected)

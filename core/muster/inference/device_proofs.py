@@ -10,7 +10,7 @@ shares, T rows of a sample, H hidden units.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +33,7 @@ from muster.toploc.chunks import Chosen, pool_places
 from muster.toploc.proofs import prove_chosen, verify_chosen
 
 _SIGNING_THREADS = 4
+"""Threads that compute signs of shares: hashing leaves the interpreter to others."""
 _PASS_ELEMENTS = 1 << 24
 """Entries ranked at a time: their keys take 128 MiB."""
 
@@ -106,14 +107,14 @@ def start_verifying(
     """Choose on the device what proofs are compared with; return a function that waits for it and
     returns the results of `muster.toploc.verify_proofs`.
     """
-    leaving = [(select(chunks, shape.compared), shape) for chunks, shape in _chunks(rows_TH, proof)]
-    expected = sum(len(part.packed_BN) for part, _ in leaving)
+    chosen = [(select(chunks, shape.compared), shape) for chunks, shape in _chunks(rows_TH, proof)]
+    expected = sum(len(part.packed_BN) for part, _ in chosen)
     if len(proofs) != expected:
         raise ProofError(f"{len(proofs)} proofs for {expected} chunks", reason="count")
 
     def results() -> list[ChunkResult]:
         found: list[ChunkResult] = []
-        for part, shape in leaving:
+        for part, shape in chosen:
             given = proofs[len(found) : len(found) + len(part.packed_BN)]
             found += verify_chosen(part.arrived(), given, shape)
         return found
@@ -137,14 +138,6 @@ def _chunks(
     return parts
 
 
-def prepare_signs(shares: Iterable[Share]) -> None:
-    """Compute the signs of the blocks that shares belong to, some at a time."""
-    blocks = {(share.seed, share.tokens) for share in shares}
-    with ThreadPoolExecutor(_SIGNING_THREADS) as pool:
-        for _ in pool.map(lambda block: projections.balanced_signs(*block), blocks):
-            pass
-
-
 def project(rows_TH: torch.Tensor, shares: Sequence[Share]) -> torch.Tensor:
     """Return the contributions [S, VALUES] of a sample's rows to each share's projections, computed
     on the rows' device, where they are left.
@@ -152,10 +145,13 @@ def project(rows_TH: torch.Tensor, shares: Sequence[Share]) -> torch.Tensor:
     tokens, width = rows_TH.shape
     if not shares:
         return rows_TH.new_empty(0, projections.VALUES, dtype=torch.float64)
-    signs = [
-        projections.balanced_signs(share.seed, share.tokens)[:, share.first : share.first + tokens]
-        for share in shares
-    ]
+
+    def signs_of(share: Share) -> npt.NDArray[np.int8]:
+        signs = projections.balanced_signs(share.seed, share.tokens)
+        return signs[:, share.first : share.first + tokens]
+
+    with ThreadPoolExecutor(_SIGNING_THREADS) as pool:
+        signs = list(pool.map(signs_of, shares))
     channels = [projections.channel_signs(share.seed, width) for share in shares]
     signs_VT = sent(np.concatenate(signs), rows_TH.device).double()
     channels_VH = sent(np.concatenate(channels), rows_TH.device)

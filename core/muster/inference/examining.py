@@ -110,9 +110,8 @@ def examine(
 
     `block_of` computes the logits of some of the N rows, which are those of all samples in order,
     with at most `block_bytes` of float32, by default what suits a CPU; `send` brings choices to the
-    blocks' device. `prove` is called once a
-    device has been told to replay all blocks, and returns when the device has done so: its work on
-    the host takes place meanwhile.
+    blocks' device. `prove` is called once a device has been told to replay all blocks, and returns
+    when the device has done so: its work on the host takes place meanwhile.
     """
     rows = max(1, (block_bytes or BLOCK_BYTES) // (4 * vocab_size))
     claimed = [send(choices) if send else choices for choices in _claimed(samples)]

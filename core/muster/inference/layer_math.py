@@ -82,7 +82,8 @@ def math_on(device: torch.device, dtype: torch.dtype) -> LayerMath:
     try:
         from muster.inference.fused_layers import FusedMath
 
-        return FusedMath() if is_same(FusedMath(), plain, device, dtype) else plain
+        fused = FusedMath()
+        return fused if is_same(fused, plain, device, dtype) else plain
     except Exception as failure:  # A kernel's compiler may raise anything; torch works without.
         logger.warning("layers are computed without fused kernels: %s", failure)
         return plain
