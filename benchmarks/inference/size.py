@@ -31,7 +31,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -152,7 +152,7 @@ def examination(
     made = engine.generate(asked, proof=PROOF)
     generate_s = clock() - started
     block = sum(len(completion.tokens) for completion in made)
-    shares = tuple(Share(keccak(bytes([seat])), 0, block) for seat in range(SEATS))
+    shares = _shares(block, 0)
     claimed = [
         Sample(r.prompt_tokens, c.tokens, r.seed, c.proofs, shares)
         for r, c in zip(asked, made, strict=True)
@@ -163,6 +163,23 @@ def examination(
     margins = [float(m) for each in found for m in each.replayed.margins_T]
     wrong = sum(margin > 0 for margin in margins)
     return Examination(claimed, found, generate_s, examine_s, wrong, max(margins))
+
+
+def examined_again(
+    engine: TransformersEngine, done: Examination, count: int, clock: Callable[[], float]
+) -> float:
+    """Return the time of the `count`-th examination of the same samples, for seats whose signs the
+    engine has not seen.
+    """
+    shares = _shares(done.samples[0].shares[0].tokens, count)
+    claimed = [replace(sample, shares=shares) for sample in done.samples]
+    started = clock()
+    engine.examine(claimed, proof=PROOF, temperature=1.0)
+    return clock() - started
+
+
+def _shares(tokens: int, count: int) -> tuple[Share, ...]:
+    return tuple(Share(keccak(bytes([seat, count])), 0, tokens) for seat in range(SEATS))
 
 
 def detail_of(done: Examination, engine: TransformersEngine) -> dict[str, Any]:

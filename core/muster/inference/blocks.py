@@ -18,6 +18,7 @@ from muster.inference.device_proofs import (
     leaving,
     project,
     sent,
+    start_signing,
     start_verifying,
 )
 from muster.inference.engine import Examined, Replayed, Sample
@@ -136,9 +137,11 @@ def _prove_device(
     there, once the device has done all it was told.
     """
     pairs = list(zip(samples, hidden, strict=True))
+    await_signs = start_signing(share for each in samples for share in each.shares)
     verifying = [start_verifying(hidden_TH, each.proofs, proof) for each, hidden_TH in pairs]
 
     def proven() -> Proven:
+        await_signs()
         projected = [leaving(project(hidden_TH, each.shares)) for each, hidden_TH in pairs]
         arrive(hidden[0].device)
         return Proven([results() for results in verifying], projected)

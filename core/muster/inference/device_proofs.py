@@ -10,7 +10,7 @@ shares, T rows of a sample, H hidden units.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -138,6 +138,17 @@ def _chunks(
     return parts
 
 
+def start_signing(shares: Iterable[Share]) -> Callable[[], None]:
+    """Start to compute the signs of blocks, no more than are kept at hand; return a function that
+    waits for them. A device works meanwhile.
+    """
+    blocks = list(dict.fromkeys((share.seed, share.tokens) for share in shares))
+    pool = ThreadPoolExecutor(_SIGNING_THREADS)
+    for seed, tokens in blocks[: projections.BLOCKS_AT_HAND]:
+        pool.submit(projections.balanced_signs, seed, tokens)
+    return pool.shutdown
+
+
 def project(rows_TH: torch.Tensor, shares: Sequence[Share]) -> torch.Tensor:
     """Return the contributions [S, VALUES] of a sample's rows to each share's projections, computed
     on the rows' device, where they are left.
@@ -145,13 +156,10 @@ def project(rows_TH: torch.Tensor, shares: Sequence[Share]) -> torch.Tensor:
     tokens, width = rows_TH.shape
     if not shares:
         return rows_TH.new_empty(0, projections.VALUES, dtype=torch.float64)
-
-    def signs_of(share: Share) -> npt.NDArray[np.int8]:
-        signs = projections.balanced_signs(share.seed, share.tokens)
-        return signs[:, share.first : share.first + tokens]
-
-    with ThreadPoolExecutor(_SIGNING_THREADS) as pool:
-        signs = list(pool.map(signs_of, shares))
+    signs = [
+        projections.balanced_signs(share.seed, share.tokens)[:, share.first : share.first + tokens]
+        for share in shares
+    ]
     channels = [projections.channel_signs(share.seed, width) for share in shares]
     signs_VT = sent(np.concatenate(signs), rows_TH.device).double()
     channels_VH = sent(np.concatenate(channels), rows_TH.device)

@@ -77,6 +77,15 @@ class _Linear:
             return F.linear(x, self.weight, self.bias)
         return linear(x, self.weight, self.bias)
 
+    def write(self, x: torch.Tensor, out_NO: torch.Tensor) -> None:
+        """Write the product where it belongs; an accelerator needs no copy for that."""
+        if x.device.type == "cpu":
+            out_NO.copy_(self(x))
+        elif self.bias is None:
+            torch.mm(x, self.weight.t(), out=out_NO)
+        else:
+            torch.addmm(self.bias, x, self.weight.t(), out=out_NO)
+
 
 @dataclass(frozen=True, slots=True)
 class _HeadNorms:
@@ -211,41 +220,52 @@ class LeanModel:
 
     def run(self, tokens_N: torch.Tensor, rotary: Rotary, attend: Attend) -> torch.Tensor:
         """Return the hidden states [N, H] after the final norm."""
-        x = F.embedding(tokens_N, self._embedding)
-        if self._embedding_scale is not None:
-            x = x * self._embedding_scale.to(x.dtype)
-        if len(x) > self._block_rows:
-            return self._run_by_blocks(x, rotary, attend)
+        if len(tokens_N) > self._block_rows:
+            return self._run_by_blocks(tokens_N, rotary, attend)
+        x = self._embedded(tokens_N)
         for number, layer in enumerate(self._layers):
-            heads = self._heads(x, layer, rotary)
+            heads = self._turned(
+                layer.qkv(self._math.norm(x, layer.before_attention)), layer, rotary
+            )
             x = self._after(attend(number, *self._parted(heads)), x, layer)
         return self._math.norm(x, self._norm)
 
-    def _run_by_blocks(self, x: torch.Tensor, rotary: Rotary, attend: Attend) -> torch.Tensor:
-        heads = x.new_empty(len(x), self.query_heads + 2 * self.key_heads, self.head_size)
-        starts = range(0, len(x), self._block_rows)
-        blocks = [slice(start, start + self._block_rows) for start in starts]
-        for number, layer in enumerate(self._layers):
-            for rows in blocks:
-                heads[rows] = self._heads(x[rows], layer, rotary.at(rows))
-            mixed = attend(number, *self._parted(heads))
-            for rows in blocks:
-                x[rows] = self._after(mixed[rows], x[rows], layer)
-        for rows in blocks:
-            x[rows] = self._math.norm(x[rows], self._norm)
+    def _embedded(self, tokens_N: torch.Tensor) -> torch.Tensor:
+        x = F.embedding(tokens_N, self._embedding)
+        if self._embedding_scale is not None:
+            x = x * self._embedding_scale.to(x.dtype)
         return x
+
+    def _run_by_blocks(
+        self, tokens_N: torch.Tensor, rotary: Rotary, attend: Attend
+    ) -> torch.Tensor:
+        starts = range(0, len(tokens_N), self._block_rows)
+        blocks = [slice(start, start + self._block_rows) for start in starts]
+        parts = [self._embedded(tokens_N[rows]) for rows in blocks]
+        width = (self.query_heads + 2 * self.key_heads) * self.head_size
+        heads = parts[0].new_empty(len(tokens_N), width)
+        for number, layer in enumerate(self._layers):
+            for rows, part in zip(blocks, parts, strict=True):
+                layer.qkv.write(self._math.norm(part, layer.before_attention), heads[rows])
+                self._turned(heads[rows], layer, rotary.at(rows))
+            mixed = attend(number, *self._parted(self._split(heads)))
+            for i, rows in enumerate(blocks):
+                parts[i] = self._after(mixed[rows], parts[i], layer)
+        return torch.cat([self._math.norm(part, self._norm) for part in parts])
+
+    def _split(self, heads: torch.Tensor) -> torch.Tensor:
+        return heads.view(len(heads), -1, self.head_size)
 
     def _parted(self, heads_NAE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return heads_NAE[:, : self.query_heads], heads_NAE[:, self.query_heads :]
 
-    def _heads(self, x: torch.Tensor, layer: _Layer, rotary: Rotary) -> torch.Tensor:
-        """Return queries, keys and values [N, A + K, E]."""
-        normal = self._math.norm(x, layer.before_attention)
-        heads = layer.qkv(normal).view(len(x), -1, self.head_size)
+    def _turned(self, heads: torch.Tensor, layer: _Layer, rotary: Rotary) -> torch.Tensor:
+        """Rotate queries and keys in place; return them with the values, [N, A + K, E]."""
+        heads_NAE = self._split(heads)
         norm = None if layer.heads is None else layer.heads.joined
         cos_N1E, sin_N1E = rotary.cos_DN1E[layer.kind], rotary.sin_DN1E[layer.kind]
-        self._math.turn(heads[:, : -self.key_heads], norm, cos_N1E, sin_N1E)
-        return heads
+        self._math.turn(heads_NAE[:, : -self.key_heads], norm, cos_N1E, sin_N1E)
+        return heads_NAE
 
     def _after(self, mixed: torch.Tensor, x: torch.Tensor, layer: _Layer) -> torch.Tensor:
         """Return the rest of a layer, given the output of attention."""
