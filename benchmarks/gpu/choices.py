@@ -131,10 +131,10 @@ def measure_toploc(setup: Setup) -> Figures:
     there, how = rows.to(setup.device), {"chunk_tokens": PROOF.chunk_tokens, "topk": PROOF.topk}
     proofs = toploc.build_proofs(rows, **how)
     share = Share(Hash32(keccak(b"gpu")), 0, tokens)
-    built = device_proofs._built(there, PROOF)
+    built = device_proofs._built([there], PROOF)[0]
     same = [
         built == proofs,
-        device_proofs.start_verifying(near.to(setup.device), proofs, PROOF)()
+        device_proofs.start_verifying([near.to(setup.device)], [proofs], PROOF)()[0]
         == toploc.verify_proofs(near, proofs, **how),
         np.allclose(
             device_proofs.project(there, [share])[0].cpu(),
@@ -143,7 +143,7 @@ def measure_toploc(setup: Setup) -> Figures:
         _grown(there) == proofs,
     ]
     began = setup.now()
-    device_proofs._built(there, PROOF)
+    device_proofs._built([there], PROOF)
     metrics = {
         "gpu_toploc_differing": float(same.count(False)),
         "gpu_proof_us": 1e6 * (setup.now() - began) / len(proofs),

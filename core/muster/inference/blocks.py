@@ -46,16 +46,19 @@ class DeviceChoices(NamedTuple):
     tokens_B: torch.Tensor
     keys_2B: torch.Tensor
     """The words that the rows' hashes start from."""
+    noise_B: torch.Tensor
+    """The tokens' noise."""
 
     @classmethod
     def of(cls, choices: Choices, device: torch.device) -> DeviceChoices:
-        """Send choices to a device."""
+        """Send choices to a device, and compute their noise there."""
         keys_2B = keys_on(choices.seeds_B, choices.positions_B, device)
-        return cls(sent(choices.tokens_B, device), keys_2B)
+        tokens_B = sent(choices.tokens_B, device)
+        return cls(tokens_B, keys_2B, keyed_noise(keys_2B, tokens_B))
 
     def at(self, rows: slice) -> DeviceChoices:
         """Return the choices of some rows."""
-        return DeviceChoices(self.tokens_B[rows], self.keys_2B[:, rows])
+        return DeviceChoices(self.tokens_B[rows], self.keys_2B[:, rows], self.noise_B[rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +75,8 @@ class DeviceBlock:
         chosen_B, likely_B = (
             logits_BV.gather(1, ids_B[:, None])[:, 0].float() for ids_B in (tokens_B, expected_B)
         )
-        margins_B = best_B - (chosen_B / warmth_B + keyed_noise(choices.keys_2B, tokens_B))
-        margins_B = torch.where(margins_B.isfinite(), margins_B, torch.inf)
+        margins_B = best_B - (chosen_B / warmth_B + choices.noise_B)
+        margins_B.nan_to_num_(nan=torch.inf, posinf=torch.inf, neginf=torch.inf)
         return Replayed(leaving(margins_B), leaving(expected_B), leaving(chosen_B > likely_B))
 
     def ends(self, eos: Sequence[int], temperature: float) -> Odds:
@@ -136,14 +139,16 @@ def _prove_device(
     """Return a function that returns what `prove_host` does for hidden states on a device, computed
     there, once the device has done all it was told.
     """
-    pairs = list(zip(samples, hidden, strict=True))
     await_signs = start_signing(share for each in samples for share in each.shares)
-    verifying = [start_verifying(hidden_TH, each.proofs, proof) for each, hidden_TH in pairs]
+    results = start_verifying(hidden, [each.proofs for each in samples], proof)
 
     def proven() -> Proven:
         await_signs()
-        projected = [leaving(project(hidden_TH, each.shares)) for each, hidden_TH in pairs]
+        projected = [
+            leaving(project(hidden_TH, each.shares))
+            for each, hidden_TH in zip(samples, hidden, strict=True)
+        ]
         arrive(hidden[0].device)
-        return Proven([results() for results in verifying], projected)
+        return Proven(results(), projected)
 
     return proven

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain, islice
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -89,37 +90,67 @@ def _packed(chunks_BE: torch.Tensor, points: int) -> torch.Tensor:
 # ------------------------------------------------------------------------------ whole samples
 
 
+class _Alike(NamedTuple):
+    """Chunks of one shape, of some samples."""
+
+    shape: wire.ChunkShape
+    counts: list[tuple[int, int]]
+    """Places of the samples, and how many of the chunks are theirs."""
+    chunks_BE: torch.Tensor
+
+
 def build_proofs(samples: Sequence[torch.Tensor], proof: ProofRecipe) -> list[list[bytes]]:
     """Return the proofs of samples' hidden states [T, H], computed on their device."""
     if all(rows_TH.device.type == "cpu" for rows_TH in samples):
         return build_proofs_many(samples, chunk_tokens=proof.chunk_tokens, topk=proof.topk)
-    return [_built(rows_TH, proof) for rows_TH in samples]
+    return _built(samples, proof)
 
 
-def _built(rows_TH: torch.Tensor, proof: ProofRecipe) -> list[bytes]:
-    leaving = [select(chunks, shape.points) for chunks, shape in _chunks(rows_TH, proof)]
-    return [each for part in leaving for each in prove_chosen(part.arrived())]
+def _built(samples: Sequence[torch.Tensor], proof: ProofRecipe) -> list[list[bytes]]:
+    groups = [(each, select(each.chunks_BE, each.shape.points)) for each in _cut(samples, proof)]
+    built: list[list[bytes]] = [[] for _ in samples]
+    for group, selected in groups:
+        made = iter(prove_chosen(selected.arrived()))
+        for i, count in group.counts:
+            built[i] += islice(made, count)
+    return built
 
 
 def start_verifying(
-    rows_TH: torch.Tensor, proofs: Sequence[bytes], proof: ProofRecipe
-) -> Callable[[], list[ChunkResult]]:
-    """Choose on the device what proofs are compared with; return a function that waits for it and
-    returns the results of `muster.toploc.verify_proofs`.
+    samples: Sequence[torch.Tensor], proofs: Sequence[Sequence[bytes]], proof: ProofRecipe
+) -> Callable[[], list[list[ChunkResult]]]:
+    """Choose on the device what the proofs of samples' hidden states [T, H] are compared with;
+    return a function that waits for it and returns the results of `muster.toploc.verify_proofs`.
     """
-    chosen = [(select(chunks, shape.compared), shape) for chunks, shape in _chunks(rows_TH, proof)]
-    expected = sum(len(part.packed_BN) for part, _ in chosen)
-    if len(proofs) != expected:
-        raise ProofError(f"{len(proofs)} proofs for {expected} chunks", reason="count")
+    for rows_TH, given in zip(samples, proofs, strict=True):
+        if len(given) != (expected := -(-len(rows_TH) // proof.chunk_tokens)):
+            raise ProofError(f"{len(given)} proofs for {expected} chunks", reason="count")
+    groups = [(each, select(each.chunks_BE, each.shape.compared)) for each in _cut(samples, proof)]
 
-    def results() -> list[ChunkResult]:
-        found: list[ChunkResult] = []
-        for part, shape in chosen:
-            given = proofs[len(found) : len(found) + len(part.packed_BN)]
-            found += verify_chosen(part.arrived(), given, shape)
+    def results() -> list[list[ChunkResult]]:
+        found: list[list[ChunkResult]] = [[] for _ in samples]
+        for group, selected in groups:
+            compared = [
+                proofs[i][len(found[i]) : len(found[i]) + count] for i, count in group.counts
+            ]
+            made = iter(verify_chosen(selected.arrived(), [*chain(*compared)], group.shape))
+            for i, count in group.counts:
+                found[i] += islice(made, count)
         return found
 
     return results
+
+
+def _cut(samples: Sequence[torch.Tensor], proof: ProofRecipe) -> list[_Alike]:
+    """Return the chunks of all samples, whole ones first: few large steps keep a device busy."""
+    counts: dict[wire.ChunkShape, list[tuple[int, int]]] = {}
+    chunks: dict[wire.ChunkShape, list[torch.Tensor]] = {}
+    for i, rows_TH in enumerate(samples):
+        for chunks_BE, shape in _chunks(rows_TH, proof):
+            counts.setdefault(shape, []).append((i, len(chunks_BE)))
+            chunks.setdefault(shape, []).append(chunks_BE)
+    shapes = sorted(counts, key=lambda shape: shape.elements, reverse=True)
+    return [_Alike(shape, counts[shape], torch.cat(chunks[shape])) for shape in shapes]
 
 
 def _chunks(

@@ -165,6 +165,7 @@ class LeanModel:
         self._embedding_scale: torch.Tensor | None = getattr(embedding, "embed_scale", None)
         self._block_rows = BLOCK_ROWS if self.device.type == "cpu" else DEVICE_BLOCK_ROWS
         self._math = math_on(self.device, self.dtype)
+        self._modules = list(model.modules())
         self._hooks = self._count_hooks()
 
     def is_intact(self) -> bool:
@@ -285,8 +286,7 @@ class LeanModel:
 
     def _count_hooks(self) -> int:
         return sum(
-            len(module._forward_hooks) + len(module._forward_pre_hooks)
-            for module in self._model.modules()
+            len(module._forward_hooks) + len(module._forward_pre_hooks) for module in self._modules
         )
 
 

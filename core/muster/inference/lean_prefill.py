@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
@@ -47,16 +49,23 @@ class Pass:
     """Sequences that are computed together."""
 
     def __init__(self) -> None:
-        self.tokens: list[int] = []
+        self.length = 0
+        """Tokens so far."""
         self.spans: list[Span] = []
+        self._tokens: list[npt.NDArray[np.int64]] = []
 
     def add(self, tokens: Tokens, before: slice | None = None) -> slice:
         """Append a sequence, after the rows of another or alone; return its rows."""
-        rows = slice(len(self.tokens), len(self.tokens) + len(tokens))
+        rows = slice(self.length, self.length + len(tokens))
         if tokens:
-            self.tokens.extend(tokens)
+            self.length = rows.stop
+            self._tokens.append(np.asarray(tokens, np.int64))
             self.spans.append(Span(rows, before))
         return rows
+
+    def tokens_N(self) -> torch.Tensor:
+        """Return the tokens of all sequences, in this process's memory."""
+        return torch.from_numpy(np.concatenate(self._tokens))
 
 
 def prefill(
@@ -69,7 +78,7 @@ def prefill(
         keep(layer, keys_values)
         return attention(layer, queries_NAE, keys_values).flatten(1)
 
-    tokens_N = torch.tensor(work.tokens, device=model.device)
+    tokens_N = work.tokens_N().to(model.device)
     places = [torch.arange(s.first, s.first + s.rows.stop - s.rows.start) for s in work.spans]
     return model.run(tokens_N, rotary.at(torch.cat(places).to(model.device)), attend)
 

@@ -179,9 +179,7 @@ class LeanRows:
     def _compute(self, prompts: Sequence[tuple[int, ...]]) -> list[_Prompt]:
         model, work = self._model, Pass()
         rows = [work.add(prompt) for prompt in prompts]
-        cache = self._cache_YSLKE.new_empty(
-            model.layers, len(work.tokens), *self._cache_YSLKE.shape[3:]
-        )
+        cache = self._cache_YSLKE.new_empty(model.layers, work.length, *self._cache_YSLKE.shape[3:])
 
         def keep(layer: int, keys_values: torch.Tensor) -> None:
             cache[layer] = keys_values

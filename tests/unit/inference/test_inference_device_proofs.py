@@ -41,7 +41,7 @@ def test_proofs_are_those_of_a_cpu(
     monkeypatch.setattr(device_proofs, "_PASS_ELEMENTS", 4 * WIDTH)
     rows = rows_of(tokens, levels=levels)
     expected = toploc.build_proofs(rows, **HOW)
-    assert device_proofs._built(rows, PROOF) == expected
+    assert device_proofs._built([rows], PROOF) == [expected]
     assert device_proofs.build_proofs([rows, rows], PROOF) == [expected, expected]
 
 
@@ -50,15 +50,29 @@ def test_figures_are_those_of_a_cpu(tokens: int) -> None:
     rows = rows_of(tokens)
     proofs = toploc.build_proofs(rows + 0.01 * rows_of(tokens).flip(0), **HOW)
     expected = toploc.verify_proofs(rows, proofs, **HOW)
-    assert start_verifying(rows, proofs, PROOF)() == expected
+    assert start_verifying([rows], [proofs], PROOF)() == [expected]
     assert any(found.mantissa_error_mean > 0 for found in expected)
+
+
+def test_samples_of_any_lengths_are_compared_together() -> None:
+    samples = [rows_of(tokens) for tokens in (3, 11, 4, 8, 6)]
+    proofs = [toploc.build_proofs(rows + 0.01 * rows.flip(0), **HOW) for rows in samples]
+    expected = [
+        toploc.verify_proofs(rows, own, **HOW) for rows, own in zip(samples, proofs, strict=True)
+    ]
+    assert device_proofs._built(samples, PROOF) == [
+        toploc.build_proofs(rows, **HOW) for rows in samples
+    ]
+    assert start_verifying(samples, proofs, PROOF)() == expected
+    proofs[3], proofs[4] = proofs[4], proofs[3]
+    assert start_verifying(samples, proofs, PROOF)() != expected
 
 
 @pytest.mark.parametrize("given_proofs", [0, 2, 4])
 def test_another_number_of_proofs_is_refused(given_proofs: int) -> None:
     proofs = toploc.build_proofs(rows_of(16), **HOW)
     with pytest.raises(ProofError, match="proofs for 3 chunks"):
-        start_verifying(rows_of(11), proofs[:given_proofs], PROOF)
+        start_verifying([rows_of(11)], [proofs[:given_proofs]], PROOF)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
@@ -67,9 +81,9 @@ def test_states_that_are_no_numbers_are_refused(value: float) -> None:
     proofs = toploc.build_proofs(rows, **HOW)
     rows[4, 7] = value
     with pytest.raises(ProofError, match="NaN or infinity"):
-        device_proofs._built(rows, PROOF)
+        device_proofs._built([rows], PROOF)
     with pytest.raises(ProofError, match="NaN or infinity"):
-        start_verifying(rows, proofs, PROOF)()
+        start_verifying([rows], [proofs], PROOF)()
 
 
 def test_projections_are_those_of_a_cpu() -> None:
