@@ -148,7 +148,8 @@ def _prove_device(
             leaving(project(hidden_TH, each.shares))
             for each, hidden_TH in zip(samples, hidden, strict=True)
         ]
+        chunks = results()
         arrive(hidden[0].device)
-        return Proven(results(), projected)
+        return Proven(chunks, projected)
 
     return proven

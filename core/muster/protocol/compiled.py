@@ -1,7 +1,8 @@
 """Loads libraries that `tools/build_kernel.py` compiled, if they match their C sources.
 
 Without a library its users fall back to Python. Keccak-256 is here because everything hashes:
-compiled it is ten times as fast as the portable library.
+compiled it is ten times as fast as the portable library. SHAKE-256 is here because Python's own
+keeps other threads waiting while it computes.
 """
 
 from __future__ import annotations
@@ -63,13 +64,14 @@ def load_keccak(folder: Path = FOLDER) -> ctypes.CDLL | None:
     if library is None or sys.byteorder != "little":
         return None
     address, size = ctypes.c_void_p, ctypes.c_int64
-    whole = library.muster_keccak256
+    whole, stream = library.muster_keccak256, library.muster_shake256
     leaves, parents = library.muster_lines_leaves, library.muster_lines_parents
     whole.argtypes = [ctypes.c_char_p, size, _Digest]
+    stream.argtypes = [ctypes.c_char_p, size, address, size]
     leaves.argtypes = [ctypes.c_char_p, size, ctypes.c_uint64, size, address, address, size]
     leaves.restype = size
     parents.argtypes = [address, size, address]
-    whole.restype = parents.restype = None
+    whole.restype = stream.restype = parents.restype = None
     return library
 
 
@@ -81,3 +83,13 @@ def keccak256(data: bytes) -> bytes:
     digest = _Digest()
     kernel.muster_keccak256(data, len(data), digest)
     return digest.raw
+
+
+def shake256(data: bytes, size: int) -> bytes:
+    """Return the first bytes of SHAKE-256's output (FIPS 202). Releases the GIL."""
+    kernel = load_keccak()
+    if kernel is None:
+        return hashlib.shake_256(data).digest(size)
+    stream = ctypes.create_string_buffer(size)
+    kernel.muster_shake256(data, len(data), stream, size)
+    return stream.raw

@@ -10,7 +10,6 @@ help a guess either, because every entry of every token counts.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from functools import lru_cache
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from muster.protocol.compiled import shake256
 from muster.protocol.ids import Hash32
 from muster.toploc.chunks import Patterns
 
@@ -77,7 +77,7 @@ def balanced_signs(seed: Hash32, tokens: int) -> npt.NDArray[np.int8]:
     """
     if tokens == 1:
         return _fixed(np.ones((VALUES, 1), np.int8))
-    stream = hashlib.shake_256(seed + b"tokens").digest(8 * VALUES * tokens)
+    stream = shake256(seed + b"tokens", 8 * VALUES * tokens)
     keys_VT = np.frombuffer(stream, dtype=">u8").reshape(VALUES, tokens).astype(np.uint64)
     return _fixed(_by_halves(keys_VT))
 
@@ -109,7 +109,7 @@ def channel_signs(seed: Hash32, width: int) -> Values:
     first; a bit of 1 is -1.
     """
     bits = VALUES * width
-    stream = hashlib.shake_256(seed + b"channels").digest(-(-bits // 8))
+    stream = shake256(seed + b"channels", -(-bits // 8))
     ones = np.unpackbits(np.frombuffer(stream, dtype=np.uint8))[:bits].reshape(VALUES, width)
     return _fixed(np.where(ones == 1, -1.0, 1.0))
 

@@ -1,7 +1,8 @@
-"""Keccak-256: the compiled kernel and its replacement library give the same hashes."""
+"""Keccak-256 and SHAKE-256: the compiled kernel and the libraries give the same bytes."""
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from eth_hash.auto import keccak as reference
 from hypothesis import given, strategies as st
 
 from muster.protocol import compiled
-from muster.protocol.compiled import keccak256
+from muster.protocol.compiled import keccak256, shake256
 
 needs_kernel = pytest.mark.skipif(not compiled.load_keccak(), reason="no compiled kernel")
 EMPTY = "c5d2460186f7233c927e7db2dcc703c0e500b653ca82273b7bfad8045d85a470"
@@ -35,6 +36,18 @@ def test_kernel_hashes_as_the_library_does(data: bytes) -> None:
 @pytest.mark.parametrize("size", [135, 136, 137, 271, 272, 273, 100_000])
 def test_kernel_pads_at_the_edges_of_a_block(size: int) -> None:
     assert keccak256(b"\x5a" * size) == reference(b"\x5a" * size)
+
+
+@pytest.mark.parametrize("kernel", [pytest.param("compiled", marks=needs_kernel), "portable"])
+@pytest.mark.parametrize("taken_in", [0, 38, 135, 136, 137])
+@pytest.mark.parametrize("size", [1, 135, 136, 137, 272, 273, 10_000])
+def test_streams_are_those_of_the_standard_library(
+    kernel: str, taken_in: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kernel == "portable":
+        monkeypatch.setattr(compiled, "load_keccak", lambda: None)
+    data = bytes(range(taken_in))
+    assert shake256(data, size) == hashlib.shake_256(data).digest(size)
 
 
 @needs_kernel

@@ -1,4 +1,4 @@
-/* Keccak-256 as in the EVM, and the leaves and parents of muster.tasks.line_tree.
+/* Keccak-256 as in the EVM, SHAKE-256 of FIPS 202, and the leaves and parents of muster.tasks.line_tree.
  *
  * Data come from strangers: whatever `data` holds, this reads within `size` bytes, writes at most
  * `room` leaves and ends after one pass. Little-endian machines only; the loader checks.
@@ -87,17 +87,32 @@ static void take_in(uint64_t state[25], const uint8_t block[RATE]) {
     permute(state);
 }
 
-EXPORT void muster_keccak256(const uint8_t *data, int64_t size, uint8_t out[HASH]) {
-    uint64_t state[25] = {0};
+/* Takes in all data and the padding, whose first byte says which function it is. */
+static void absorb(uint64_t state[25], const uint8_t *data, int64_t size, uint8_t padding) {
     uint8_t last[RATE] = {0};
     for (; size >= RATE; data += RATE, size -= RATE)
         take_in(state, data);
     if (size)
         memcpy(last, data, (size_t)size);
-    last[size] ^= 0x01;
+    last[size] ^= padding;
     last[RATE - 1] ^= 0x80;
     take_in(state, last);
+}
+
+EXPORT void muster_keccak256(const uint8_t *data, int64_t size, uint8_t out[HASH]) {
+    uint64_t state[25] = {0};
+    absorb(state, data, size, 0x01);
     memcpy(out, state, HASH);
+}
+
+EXPORT void muster_shake256(const uint8_t *data, int64_t size, uint8_t *out, int64_t room) {
+    uint64_t state[25] = {0};
+    absorb(state, data, size, 0x1f);
+    for (; room > RATE; out += RATE, room -= RATE) {
+        memcpy(out, state, RATE);
+        permute(state);
+    }
+    memcpy(out, state, (size_t)room);
 }
 
 /* Writes the leaf and the end (exclusive, without the line break) of every line that ends in a line
