@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Barrier
 from typing import Any
 
 import torch
@@ -187,6 +188,8 @@ def measure_sites(setup: Setup) -> Figures:
     port, training = free_port(), made.training
     # Not in the threads: transformers loads one model at a time.
     learners = [_learner(small, made, micro_batch_tokens=256) for _ in range(2)]
+    # The sites ask site 0's store, which goes with its meeting.
+    all_done = Barrier(len(learners))
 
     def site(number: int) -> dict[str, torch.Tensor]:
         place = MeetingPlace(number, "127.0.0.1", port, alive_s=5.0, wait_s=MEET_S)
@@ -207,6 +210,7 @@ def measure_sites(setup: Setup) -> Figures:
                 learner.join()
             for step in (Step(1), Step(2)):
                 learner.step(step, rollouts(setting))
+            all_done.wait(MEET_S)
             return {name: value.cpu() for name, value in learner.weights().items()}
 
     with ThreadPoolExecutor(2) as pool:
