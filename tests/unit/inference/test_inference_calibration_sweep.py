@@ -10,7 +10,7 @@ from scripts import load_script
 
 from muster.inference.calibrate import calibrate_model
 from muster.inference.engine import Request
-from muster.inference.measuring import OwnParty
+from muster.inference.measuring import Errors, OwnParty
 from muster.inference.plan import MeasuringPlan, Way
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.ids import PolicyVersion
@@ -62,7 +62,7 @@ def test_honest_submissions_are_rejected_less_than_once_in_ten_thousand(
             Request(source.choice(prompts), source.getrandbits(64), 1.0, 5) for _ in range(count)
         ]
         work = bench.generate(requests, Way("worker", max_rows=1_024))
-        errors = bench.compare(work, bench.recompute(work, Way("validator", max_rows=777)))
+        errors = Errors.of(bench.examine(work, Way("validator", max_rows=777)))
         failed = [
             not (all(map(calibration.chunk_passes, chunks)) and calibration.sampler_passes(margins))
             for chunks, margins in zip(errors.chunks, errors.margins, strict=True)
