@@ -12,7 +12,7 @@ from typing import Any
 from muster.api import BatchContents, BatchEntry, HeartbeatAnswer, Lease, NoWork
 from muster.chain import BatchStatus, BatchView, WorkerStatus
 from muster.client.chain_facts import MemberAtBlock
-from muster.client.validator.place import ValidatorPlace
+from muster.client.validator.context import ValidatorContext
 from muster.protocol.checking import Checking
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import file_hash, keccak
@@ -126,11 +126,11 @@ def make_batch(
     )
 
 
-def make_place(**changes: Any) -> ValidatorPlace:
-    """Return a validator's place with the parts that a test gives."""
-    values = {each.name: None for each in fields(ValidatorPlace) if each.default is MISSING}
+def make_context(**changes: Any) -> ValidatorContext:
+    """Return a validator's context with the parts that a test gives."""
+    values = {each.name: None for each in fields(ValidatorContext) if each.default is MISSING}
     said = {"run_id": RUN, "key": VALIDATOR_KEY, "domain": DOMAIN, "poll_s": 0.01}
-    return ValidatorPlace(**{**values, **said, **changes})
+    return ValidatorContext(**{**values, **said, **changes})
 
 
 @dataclass

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from muster.client.outage import Outage, Outages
+from muster.client.worker.context import WorkerContext
 from muster.client.worker.journal import SubmissionJournal
 from muster.client.worker.loop import WorkerLoop
-from muster.client.worker.place import WorkerPlace
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ChainUnreachable
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
@@ -59,7 +59,7 @@ class Desk:
         self.journal = SubmissionJournal(state)
         self.chain_errors = 0
         self.now_s = NOW
-        place = WorkerPlace(
+        context = WorkerContext(
             run_id=RUN,
             worker=WORKER,
             key=NODE_KEY,
@@ -75,7 +75,7 @@ class Desk:
             heartbeat_s=0.005,
             keep_going=keep_going,
         )
-        self.loop = loop_class(place)
+        self.loop = loop_class(context)
         quick = {"first_s": 0.001, "longest_s": 0.002}
         self.loop.outages = Outages(**quick)
         self.loop.refusals = Outage("a ticket that can be worked on", **quick)

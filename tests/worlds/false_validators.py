@@ -46,13 +46,13 @@ class Lazy(ValidatorLoop):
         data = await self.examiner.file(claim.submission.file_hash)
         if data is None:
             return unread(claim, FailedCheck(Verdict.REJECTED, Reason.FILE_UNAVAILABLE, "")), None
-        rows = await self.place.decoder.decode(data, Bounds.of(self.place.rules.recipe))
+        rows = await self.context.decoder.decode(data, Bounds.of(self.context.rules.recipe))
         blocks = len(split_blocks([len(row.completion_tokens) for row in rows]))
         return self._accepted(claim, blocks), data
 
     def _accepted(self, claim: ClaimedWork, blocks: int) -> Judgement:
         made_up = self._make_up(claim, blocks * FINGERPRINT_BYTES)
-        me = address_of(self.place.key)
+        me = address_of(self.context.key)
         return Judgement(None, claim.submission.units, fingerprints={me: made_up})
 
     def _make_up(self, _claim: ClaimedWork, size: int) -> bytes:
@@ -65,7 +65,7 @@ class CoinFlip(Lazy):
     async def judge_claim(self, claim: ClaimedWork) -> tuple[Judgement, bytes | None]:
         """Accept or reject by the coin."""
         judgement, data = await super().judge_claim(claim)
-        if hashlib.sha256(self.place.key + claim.submission.file_hash).digest()[0] % 2:
+        if hashlib.sha256(self.context.key + claim.submission.file_hash).digest()[0] % 2:
             finding = FailedCheck(Verdict.REJECTED, Reason.TOPLOC_MISMATCH, "so fell the coin")
             return replace(judgement, finding=finding), data
         return judgement, data
@@ -76,7 +76,7 @@ class TenthChecker(Lazy):
 
     async def judge_claim(self, claim: ClaimedWork) -> tuple[Judgement, bytes | None]:
         """Check one file in ten."""
-        if hashlib.sha256(self.place.key + claim.submission.file_hash).digest()[0] < 26:
+        if hashlib.sha256(self.context.key + claim.submission.file_hash).digest()[0] < 26:
             return await ValidatorLoop.judge_claim(self, claim)
         return await super().judge_claim(claim)
 
@@ -98,7 +98,7 @@ class Copier(ValidatorLoop):
         checked = CheckingStore(self.folder / "checking").find(batch.name)
         if checked is None:
             raise EngineError(f"the other has not judged batch {batch.batch_id} yet")
-        me = address_of(self.place.key)
+        me = address_of(self.context.key)
         self.fingerprints[batch.name] = [{me: each.get(self.other, b"")} for each in checked.found]
         entries = await self.reader.contents(batch)
         return [

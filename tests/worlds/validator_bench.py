@@ -11,8 +11,8 @@ from typing import Any
 from muster.api import BatchEntry
 from muster.client.outage import Outages
 from muster.client.validator.calls import Windows
+from muster.client.validator.context import ValidatorContext
 from muster.client.validator.loop import ValidatorLoop
-from muster.client.validator.place import ValidatorPlace
 from muster.client.validator.records import EvidenceStore, OutcomeJournal
 from muster.protocol.messages import (
     OutcomeRecord,
@@ -64,7 +64,7 @@ class Bench:
         self.evidence = state / "evidence"
         self.seconds = 0.0
         self.chain_time = NOW + 30
-        place = ValidatorPlace(
+        context = ValidatorContext(
             run_id=RUN,
             key=VALIDATOR_KEY,
             domain=DOMAIN,
@@ -82,16 +82,16 @@ class Bench:
             now=self.now,
             clock=lambda: self.seconds,
         )
-        self.start(place)
+        self.start(context)
 
-    def start(self, place: ValidatorPlace) -> None:
-        self.loop = ValidatorLoop(place)
+    def start(self, context: ValidatorContext) -> None:
+        self.loop = ValidatorLoop(context)
         self.loop.outages = Outages(first_s=0.001, longest_s=0.002)
 
     def change(self, **changes: Any) -> None:
         """Start the validator again with other parts."""
         self.loop.examiner.close()
-        self.start(replace(self.loop.place, **changes))
+        self.start(replace(self.loop.context, **changes))
 
     async def now(self) -> int:
         return self.chain_time

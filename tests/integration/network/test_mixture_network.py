@@ -19,7 +19,7 @@ from muster.chain import WorkerStatus
 from muster.client.cli.data import export_command, verify_command
 from muster.client.cli.model import fetch
 from muster.client.worker.loop import WorkerLoop
-from muster.client.worker.process import WorkerPlace
+from muster.client.worker.process import WorkerContext
 from muster.protocol.errors import MusterError
 from muster.protocol.ids import Hash32, PolicyVersion
 from muster.protocol.messages import Reason, Ticket
@@ -55,13 +55,13 @@ class EasyPart(WorkerLoop):
     """Draws every problem from the part that it prefers, and is honest otherwise."""
 
     async def generate(self, ticket: Ticket) -> list[Rollout]:
-        self.place = _with_rules(self.place, preferring("sorts", self.place.rules))
+        self.context = _with_rules(self.context, preferring("sorts", self.context.rules))
         return await super().generate(ticket)
 
 
-def _with_rules(place: WorkerPlace, rules: Any) -> WorkerPlace:
-    object.__setattr__(place, "rules", rules)
-    return place
+def _with_rules(context: WorkerContext, rules: Any) -> WorkerContext:
+    object.__setattr__(context, "rules", rules)
+    return context
 
 
 def engine(_settings: object) -> Any:

@@ -82,7 +82,7 @@ class Stubborn(WorkerLoop):
 
     async def generate(self, ticket: Ticket) -> list[Rollout]:
         async with self.policy(ticket.policy_version, ticket.policy_root):
-            self.place.engine.set_aside = NOTHING  # type: ignore[misc]
+            self.context.engine.set_aside = NOTHING  # type: ignore[misc]
         return await super().generate(ticket)
 
 

@@ -34,10 +34,10 @@ from muster.chain import BatchView, ChainView
 from muster.client.cli.worker import worker
 from muster.client.rewards import claim, find_earnings
 from muster.client.validator.calls import SHOW_AT
+from muster.client.validator.context import ValidatorContext
 from muster.client.validator.loop import ValidatorLoop
-from muster.client.validator.place import ValidatorPlace
+from muster.client.worker.context import WorkerContext
 from muster.client.worker.loop import WorkerLoop
-from muster.client.worker.place import WorkerPlace
 from muster.orchestrator.intake.batching import Batching, Composition
 from muster.protocol.ids import Hash32
 from muster.protocol.messages import Reason, Submission, Verdict
@@ -72,9 +72,9 @@ def swallowed(loop_class: type[WorkerLoop]) -> type[WorkerLoop]:
     """Return a worker of one ticket whose orchestrator acknowledges the file, and drops it."""
 
     class Swallowed(once(loop_class)):  # type: ignore[misc]
-        def __init__(self, place: WorkerPlace) -> None:
-            super().__init__(place)
-            place.api.submit = thank  # type: ignore[method-assign]
+        def __init__(self, context: WorkerContext) -> None:
+            super().__init__(context)
+            context.api.submit = thank  # type: ignore[method-assign]
 
     return Swallowed
 
@@ -291,9 +291,9 @@ async def test_stopped_worker_submits_by_hand_and_is_paid(tmp_path: Path) -> Non
 class Forgetful(ValidatorLoop):
     """A validator whose orchestrator acknowledges its outcomes, and drops them."""
 
-    def __init__(self, place: ValidatorPlace) -> None:
-        super().__init__(place)
-        place.api.post_outcomes = drop  # type: ignore[method-assign]
+    def __init__(self, context: ValidatorContext) -> None:
+        super().__init__(context)
+        context.api.post_outcomes = drop  # type: ignore[method-assign]
 
 
 async def drop(_batch_id: int, _records: bytes, _signature: bytes) -> None:

@@ -15,8 +15,8 @@ from client_network import WORKERS, Network, Run, eventually, open_network, runn
 from one_submission import CALIBRATION, recipe
 
 from muster.client.connections import make_engine
+from muster.client.worker.context import WorkerContext
 from muster.client.worker.loop import WorkerLoop
-from muster.client.worker.place import WorkerPlace
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.messages import OutcomeRecord, Verdict
 from muster.trainer.base_model import LESSONS, WarmStart, build_base_model
@@ -53,13 +53,13 @@ class Noted(WorkerLoop):
     made: list[Noted]
     most_tickets = 0
 
-    def __init__(self, place: WorkerPlace) -> None:
-        super().__init__(place)
+    def __init__(self, context: WorkerContext) -> None:
+        super().__init__(context)
         type(self).made.append(self)
 
     async def generate(self, ticket: Any) -> Any:
         mine = type(self)
-        mine.most_tickets = max(mine.most_tickets, len(self.place.held.tickets))
+        mine.most_tickets = max(mine.most_tickets, len(self.context.held.tickets))
         return await super().generate(ticket)
 
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from worlds.client_chain import make_batch, make_place, make_view
+from worlds.client_chain import make_batch, make_context, make_view
 from worlds.client_desk import Desk, make_record
 from worlds.client_world import CALIBRATION, NOW, RECIPE, RULES, RUN, VERSION, make_ticket
 
@@ -164,7 +164,7 @@ class Seated(ValidatorLoop):
         windows = SimpleNamespace(outcome_deadline_s=DEADLINE_S, challenge_window_s=WINDOW_S)
         rules = type(RULES)(trained(VERSION), RULES.task_set, CALIBRATION)
         super().__init__(
-            make_place(view=view, windows=windows, rules=rules, now=now, keep_going=keep_going)
+            make_context(view=view, windows=windows, rules=rules, now=now, keep_going=keep_going)
         )
 
 

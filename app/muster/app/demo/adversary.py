@@ -37,7 +37,7 @@ class OtherModel(WorkerLoop):
     async def load(self, folder: Path, version: PolicyVersion) -> None:
         """Load the policy, then disturb it."""
         await super().load(folder, version)
-        await self.compute.run(_disturb, self.place.engine.model)  # type: ignore[attr-defined]
+        await self.compute.run(_disturb, self.context.engine.model)  # type: ignore[attr-defined]
 
 
 class StalePolicy(WorkerLoop):
@@ -46,12 +46,12 @@ class StalePolicy(WorkerLoop):
 
     async def lease(self) -> Lease | NoWork:
         """Ask for work once the loaded policy is `STALE_BY` versions old."""
-        if (self.place.view.runs[self.place.run_id].latest_version or 0) >= STALE_BY:
+        if (self.context.view.runs[self.context.run_id].latest_version or 0) >= STALE_BY:
             return await super().lease()
         if newest := self._newest():
             async with self.policy(*newest):
                 pass
-        return NoWork(retry_after_s=self.place.poll_s)
+        return NoWork(retry_after_s=self.context.poll_s)
 
     def version_at_hand(self) -> PolicyVersion | None:
         """Ask for tickets of the newest policy."""
@@ -71,7 +71,7 @@ class ConstantProof(WorkerLoop):
         """Replace every proof."""
         rollouts = await super().generate(ticket)
         return [
-            replace(r, proofs=_constant(r.proofs, self.place.rules.recipe.proof.topk))
+            replace(r, proofs=_constant(r.proofs, self.context.rules.recipe.proof.topk))
             for r in rollouts
         ]
 
@@ -90,7 +90,7 @@ class OwnProblem(WorkerLoop):
     async def generate(self, ticket: Ticket) -> list[Rollout]:
         """Put the first group's rollouts in the place of all others."""
         rollouts = await super().generate(ticket)
-        size = self.place.rules.recipe.sampling.samples_per_problem
+        size = self.context.rules.recipe.sampling.samples_per_problem
         return [replace(rollouts[i % size], group=i // size) for i in range(len(rollouts))]
 
 
@@ -116,7 +116,7 @@ class GreedyDecoder(WorkerLoop):
     @asynccontextmanager
     async def policy(self, version: PolicyVersion, root: Hash32) -> AsyncIterator[None]:
         """Lower the temperature of every request once the policy is loaded and tested."""
-        engine, honest = self.place.engine, self.place.engine.generate
+        engine, honest = self.context.engine, self.context.engine.generate
 
         def cold(requests: list[Request], **options: Any) -> Any:
             return honest([replace(r, temperature=r.temperature / 10) for r in requests], **options)

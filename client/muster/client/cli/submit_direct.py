@@ -138,7 +138,7 @@ async def _open_duty(
     from muster.chain import Chain, ChainView, EventReader, apply_poll
     from muster.client.preflight import find_run
     from muster.client.sources import Sources
-    from muster.client.worker.place import NodePlace
+    from muster.client.worker.context import NodeContext
     from muster.client.worker.silence import SilenceDuty, read_times
 
     async with AsyncExitStack() as stack:
@@ -159,7 +159,7 @@ async def _open_duty(
                 async with Sources() as asking:
                     relays = await asking.relays_named_by(options["orchestrator"], run.run_id)
         rooms = await stack.enter_async_context(Sources(relays))
-        place = NodePlace(
+        context = NodeContext(
             run_id=run.run_id,
             worker=_worker_of(view, options["node"]),
             key=node.key if node else b"",
@@ -170,7 +170,7 @@ async def _open_duty(
             poll_s=1.0,
         )
         shown_at = [*relays, *([options["orchestrator"]] if options["orchestrator"] else [])]
-        yield SilenceDuty(place, chain, rooms, await read_times(chain), shown_at), read
+        yield SilenceDuty(context, chain, rooms, await read_times(chain), shown_at), read
 
 
 def _open_journal(folder: Path) -> SubmissionJournal:
@@ -231,7 +231,7 @@ def _worker_of(view: ChainView, node: Address) -> Address:
 async def _plans(duty: SilenceDuty) -> list[_NextStep]:
     plans = []
     at = await duty.chain.now()
-    for signed in list(duty.node.journal.unfinished().values()):
+    for signed in list(duty.context.journal.unfinished().values()):
         await duty.look_up(signed)
         # Unlike the process, the command does not wait until the orchestrator's time is over.
         batch, step = duty.next_of(signed, duty.own_batch(signed), at, is_refused=True)
@@ -243,7 +243,7 @@ async def _plans(duty: SilenceDuty) -> list[_NextStep]:
 def _place_of(duty: SilenceDuty, signed: SignedSubmission, batch: BatchView | None) -> str | None:
     if batch is None:
         return None
-    proven = duty.node.journal.proven(signed)
+    proven = duty.context.journal.proven(signed)
     position = proven.position if proven and batch.work is None else 0
     return f"{batch.batch_id}:{position}"
 

@@ -201,7 +201,7 @@ class Judge(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class JurorPlace:
+class JurorContext:
     """Everything a juror works with."""
 
     juror: Address
@@ -229,10 +229,10 @@ class JurorPlace:
 class JurorDuty:
     """One juror's part in the cases of the network."""
 
-    def __init__(self, place: JurorPlace) -> None:
-        self.place = place
-        self._time = ChainClock(place.chain, place.clock)
-        self._steps = Steps(place.clock, retry_s=RETRY_S, overtaken=_OVERTAKEN)
+    def __init__(self, context: JurorContext) -> None:
+        self.context = context
+        self._time = ChainClock(context.chain, context.clock)
+        self._steps = Steps(context.clock, retry_s=RETRY_S, overtaken=_OVERTAKEN)
         self._judging: dict[Hash32, asyncio.Task[None]] = {}
         self._begun: dict[Hash32, float] = {}
         self._over: set[Hash32] = set()
@@ -242,7 +242,7 @@ class JurorDuty:
         try:
             while True:
                 await self.serve()
-                await asyncio.sleep(self.place.poll_s)
+                await asyncio.sleep(self.context.poll_s)
         finally:
             for judging in self._judging.values():
                 judging.cancel()
@@ -251,7 +251,7 @@ class JurorDuty:
     async def serve(self) -> None:
         """Take all steps that are possible now."""
         await self._clear_up()
-        cases = [case for case in self.place.view.cases.values() if not case.closed]
+        cases = [case for case in self.context.view.cases.values() if not case.closed]
         if not cases:
             return
         try:
@@ -268,7 +268,7 @@ class JurorDuty:
         }
         unjudged = []
         for case in cases:
-            step = next_step(case, self.place.juror, self._vote(case), at, self.place.terms)
+            step = next_step(case, self.context.juror, self._vote(case), at, self.context.terms)
             if step is DutyStep.JUDGE:
                 unjudged.append(case)
             elif step is not None:
@@ -290,18 +290,18 @@ class JurorDuty:
         ]
         due.sort(key=lambda case: self._begun.get(case.case_id, -math.inf))
         for case in due[: AT_ONCE - len(self._judging)]:
-            self._begun[case.case_id] = self.place.clock()
+            self._begun[case.case_id] = self.context.clock()
             self._judging[case.case_id] = asyncio.create_task(
                 self._try(case, DutyStep.JUDGE, partial(self.decide, case, at))
             )
 
     async def _clear_up(self) -> None:
         """In closed cases that it judged, take the fees and have those at fault fined."""
-        for case in list(self.place.view.cases.values()):
-            name, juror = case.case_id, self.place.juror
+        for case in list(self.context.view.cases.values()):
+            name, juror = case.case_id, self.context.juror
             if not case.closed or name in self._over or juror not in case.jurors:
                 continue
-            if juror not in fees_due(case) and not penalties_of(self.place.view, case):
+            if juror not in fees_due(case) and not penalties_of(self.context.view, case):
                 self._over.add(name)
             else:
                 await self._try(case, DutyStep.COLLECT, partial(self.collect, case))
@@ -311,7 +311,7 @@ class JurorDuty:
         return Moment(*await self._time.head())
 
     def _vote(self, case: CaseView) -> Vote | None:
-        return self.place.journal.find(case.case_id, self.place.juror, case.number)
+        return self.context.journal.find(case.case_id, self.context.juror, case.number)
 
     async def _try(self, case: CaseView, step: DutyStep, act: Callable[[], Awaitable[Any]]) -> None:
         await self._steps.take(case.case_id, _named(step), act, **_about(case))
@@ -321,7 +321,7 @@ class JurorDuty:
     async def draw(self, case: CaseView) -> None:
         """Draw the jury; if the draw block is too old to be read, this selects a later one."""
         named = f"draw the jury of case {case.number} by block {case.draw_block}"
-        await self.place.chain.once(named).court.draw(case.case_id)
+        await self.context.chain.once(named).court.draw(case.case_id)
         logger.info("jury drawn", extra=_about(case))
 
     # judge
@@ -330,10 +330,10 @@ class JurorDuty:
         """Judge a case's work and record the vote; raises while something is missing that may still
         become available in time.
         """
-        left_s = case.opened_at + PATIENCE * self.place.terms.commit_time - at.time
+        left_s = case.opened_at + PATIENCE * self.context.terms.commit_time - at.time
         try:
             async with asyncio.timeout(max(left_s, 0.0)):
-                ruling, result = await self.place.judge.judge(case)
+                ruling, result = await self.context.judge.judge(case)
             number = ruling.number
         except TimeoutError:
             number, result = 0, {"unavailable": "it took too long"}
@@ -344,17 +344,17 @@ class JurorDuty:
         if number == 0:
             logger.warning("case not seen in time", extra=_about(case) | result)
         document = canonical_json(_described(case) | result | {"ruling": number})
-        path = self.place.results / f"case-{case.number}-{case.case_id.hex()}.json"
+        path = self.context.results / f"case-{case.number}-{case.case_id.hex()}.json"
         await asyncio.to_thread(write_durably, path, document)
         vote = Vote(
             case_id=case.case_id,
             number=case.number,
-            juror=self.place.juror,
+            juror=self.context.juror,
             ruling=number,
             result_hash=keccak(document),
-            salt=Hash32(self.place.salt(32)),
+            salt=Hash32(self.context.salt(32)),
         )
-        recorded = await asyncio.to_thread(self.place.journal.record, vote)
+        recorded = await asyncio.to_thread(self.context.journal.record, vote)
         logger.info("case judged", extra=_about(case))
         return recorded
 
@@ -365,21 +365,21 @@ class JurorDuty:
         vote = self._vote(case)
         assert vote is not None  # next_step
         named = f"commit to a vote in case {case.number}, {hex0x(case.case_id)}"
-        await self.place.chain.once(named).court.commit_vote(case.case_id, vote.commitment())
+        await self.context.chain.once(named).court.commit_vote(case.case_id, vote.commitment())
         logger.info("vote committed", extra=_about(case))
 
     async def reveal(self, case: CaseView) -> None:
         """Reveal the vote; raises ChainError when the commitment on chain is not that of the
         journal."""
         vote = self._vote(case)
-        if vote is None or vote.commitment() != case.commitments[self.place.juror]:
+        if vote is None or vote.commitment() != case.commitments[self.context.juror]:
             raise ChainError(
                 "the vote on chain is not in the journal and cannot be revealed",
                 hint="give the --state-dir that the vote was made with, and let no other "
                 "process vote with this key",
             )
         named = f"reveal the vote in case {case.number}, {hex0x(case.case_id)}"
-        await self.place.chain.once(named).court.reveal_vote(
+        await self.context.chain.once(named).court.reveal_vote(
             case.case_id, vote.ruling, vote.result_hash, vote.salt
         )
         logger.info("vote revealed", extra=_about(case) | {"ruling": ruling_words(vote.ruling)})
@@ -389,12 +389,12 @@ class JurorDuty:
     async def settle(self, case: CaseView) -> None:
         """Settle the case."""
         named = f"settle case {case.number}, {hex0x(case.case_id)}"
-        await close_case(self.place.chain.once(named), self.place.view, case)
+        await close_case(self.context.chain.once(named), self.context.view, case)
         logger.info("case settled", extra=_about(case))
 
     async def collect(self, case: CaseView) -> None:
         """Take the due fee, and have those at fault fined."""
-        chain, view, juror = self.place.chain, self.place.view, self.place.juror
+        chain, view, juror = self.context.chain, self.context.view, self.context.juror
         if juror in fees_due(case):
             named = f"collect the fee of case {case.number}, {hex0x(case.case_id)}"
             await chain.once(named).court.collect_fee(case.case_id, juror)
@@ -458,7 +458,7 @@ async def run_juror(
                 relays=settings.relay,
                 allows_private=chain.chain_id == FAUCET_CHAIN_ID,
             )
-            place = JurorPlace(
+            context = JurorContext(
                 juror=account.address,
                 chain=chain,
                 view=view,
@@ -472,7 +472,7 @@ async def run_juror(
                 chain, view, poll_s=settings.poll_s, confirmations=settings.confirmations
             )
             logger.info("on the bench", extra={"jurors": len(view.jurors())})
-            await run_beside(JurorDuty(place).run(), following)
+            await run_beside(JurorDuty(context).run(), following)
 
 
 def require_place(view: HistoryView, account: Address) -> None:

@@ -35,7 +35,7 @@ from muster.protocol.messages import OutcomeRecord, Reason, Submission
 
 if TYPE_CHECKING:
     from muster.chain import BatchView
-    from muster.client.validator.place import ValidatorPlace
+    from muster.client.validator.context import ValidatorContext
 
 
 BATCH_PATIENCE_S = 60.0
@@ -131,9 +131,9 @@ def claim_in(
 class BatchReader:
     """Reads a run's batches for one validator."""
 
-    def __init__(self, place: ValidatorPlace, failing_since: dict[object, float]) -> None:
+    def __init__(self, context: ValidatorContext, failing_since: dict[object, float]) -> None:
         """`failing_since` maps each unavailable thing to the clock time of its first failure."""
-        self.place = place
+        self.context = context
         self._failing_since = failing_since
         self._slots = SlotIndex()
         self._slots_of: dict[BatchName, Slots] = {}
@@ -149,15 +149,15 @@ class BatchReader:
         try:
             return await self._contents_at_orchestrator(batch)
         except ApiError as refused:
-            if self.place.elsewhere is None:
+            if self.context.elsewhere is None:
                 raise
             try:
-                return await self.place.elsewhere.contents(batch)
+                return await self.context.elsewhere.contents(batch)
             except ApiError:
                 raise refused from None
 
     async def _contents_at_orchestrator(self, batch: BatchView) -> list[BatchEntry]:
-        entries = (await self.place.api.batch(batch.batch_id)).submissions
+        entries = (await self.context.api.batch(batch.batch_id)).submissions
         leaves = [entry.submission.leaf() for entry in entries]
         if len(leaves) != batch.count or batch_root(leaves) != batch.root:
             raise ApiError(
@@ -173,8 +173,8 @@ class BatchReader:
         others judge them, from their content. Raises ApiError while a batch is not available.
         """
         known = {}
-        for batch in list(self.place.view.batches.values()):
-            if batch.run_id == self.place.run_id:
+        for batch in list(self.context.view.batches.values()):
+            if batch.run_id == self.context.run_id:
                 slots = await self._slots_in(batch, before)
                 if slots is not None:
                     known[batch.name] = slots
@@ -184,7 +184,7 @@ class BatchReader:
         self, batch: BatchView, entry: BatchEntry, earlier: Container[SlotOfWorker]
     ) -> ClaimedWork:
         """Return a submission as a claim; `earlier` are the slots before it in its own batch."""
-        return claim_in(self.place.view, batch, entry, self.place.domain, self._slots, earlier)
+        return claim_in(self.context.view, batch, entry, self.context.domain, self._slots, earlier)
 
     async def _slots_in(self, batch: BatchView, before: int) -> Slots | None:
         """Return the slots of a batch; None if they are unknown."""
@@ -192,7 +192,7 @@ class BatchReader:
         slots = self._slots_of.get(name)
         if slots is not None:
             return slots
-        judged = self.place.journal.judged(name)
+        judged = self.context.journal.judged(name)
         if batch.records is not None:
             slots = slots_of_records(batch.records)
         elif judged is not None:
@@ -211,7 +211,7 @@ class BatchReader:
         try:
             entries = await self.contents(batch)
         except ApiError:
-            now = self.place.clock()
+            now = self.context.clock()
             begun = self._failing_since.get(batch.batch_id, now)
             if now - self._failing_since.setdefault(name, begun) < BATCH_PATIENCE_S:
                 raise
@@ -219,7 +219,7 @@ class BatchReader:
         self._failing_since.pop(name, None)
         if is_misdeclared(batch, [entry.submission for entry in entries]):
             return ()
-        return tuple(slot_in(self.place.view, batch, entry.submission) for entry in entries)
+        return tuple(slot_in(self.context.view, batch, entry.submission) for entry in entries)
 
 
 # Content that the orchestrator does not show

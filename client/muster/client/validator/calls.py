@@ -47,7 +47,7 @@ from muster.protocol.schedule import (
 if TYPE_CHECKING:
     from muster.api import BatchEntry
     from muster.chain import BatchView, Chain, ChainView, RunView
-    from muster.client.validator.place import ValidatorPlace
+    from muster.client.validator.context import ValidatorContext
 
 logger = logging.getLogger(__name__)
 
@@ -97,9 +97,9 @@ def order_of(batch: BatchView, run: RunView) -> tuple[Address, ...]:
 class CallDuty:
     """One validator's calls in one run."""
 
-    def __init__(self, place: ValidatorPlace) -> None:
-        self.place = place
-        self.me = address_of(place.key)
+    def __init__(self, context: ValidatorContext) -> None:
+        self.context = context
+        self.me = address_of(context.key)
         self._called = set[BatchName]()
         self._asked_at = float("-inf")
 
@@ -111,14 +111,14 @@ class CallDuty:
         if not waiting:
             self._called.clear()
             return [], False
-        now = await self.place.now()
+        now = await self.context.now()
         open_batches = [b for b in waiting if now < self._timing(b).due_at]
         self._called |= {b.name for b in open_batches if self._is_called(b, now)}
         uncalled = [b for b in open_batches if b.name not in self._called]
-        if self.place.checks_everything:
+        if self.context.checks_everything:
             mine = [b for b in open_batches if b.name in self._called]
             return mine + uncalled, False
-        if uncalled and self.place.clock() >= self._asked_at + ASK_S:
+        if uncalled and self.context.clock() >= self._asked_at + ASK_S:
             self._called |= await self._ask(uncalled)
         mine = [b for b in open_batches if b.name in self._called]
         return mine, len(mine) < len(open_batches)
@@ -129,24 +129,24 @@ class CallDuty:
 
     def recent(self) -> list[BatchView]:
         """Return the run's batches that are judged now or may be challenged, oldest first."""
-        return recent_batches(self.place.view, self.place.run_id, self.place.windows.whole_s)
+        return recent_batches(self.context.view, self.context.run_id, self.context.windows.whole_s)
 
     def _timing(self, batch: BatchView) -> Timing:
-        deadline_s = self.place.windows.outcome_deadline_s
+        deadline_s = self.context.windows.outcome_deadline_s
         return Timing(batch.committed_at, deadline_s, timeout_of(deadline_s))
 
     def _is_called(self, batch: BatchView, now: int) -> bool:
         # A judged batch is handed over repeatedly until its outcomes are posted.
-        if self.place.journal.judged(batch.name) is not None or batch.name in self._called:
+        if self.context.journal.judged(batch.name) is not None or batch.name in self._called:
             return True
-        order, quorum = order_of(batch, self.place.run), self.place.run.config.terms.quorum
+        order, quorum = order_of(batch, self.context.run), self.context.run.config.terms.quorum
         return self.me in called_by_age(order, quorum, self._timing(batch), now)
 
     async def _ask(self, uncalled: list[BatchView]) -> set[BatchName]:
         """Return those batches for which the orchestrator calls this validator."""
-        self._asked_at = self.place.clock()
+        self._asked_at = self.context.clock()
         try:
-            called = await self.place.api.called(after=uncalled[0].batch_id - 1)
+            called = await self.context.api.called(after=uncalled[0].batch_id - 1)
         except ApiError as error:
             # Without an answer, the batch's age calls this validator in the end.
             logger.debug("no answer about who is called", extra={"error": str(error)})
@@ -154,7 +154,7 @@ class CallDuty:
         return {
             batch.name
             for batch in uncalled
-            if self.me in order_of(batch, self.place.run)[: called.get(batch.batch_id, 0)]
+            if self.me in order_of(batch, self.context.run)[: called.get(batch.batch_id, 0)]
         }
 
     async def reaudits(self) -> list[BatchView]:
@@ -162,21 +162,21 @@ class CallDuty:
         found = [b for b in self.recent() if self._is_mine_to_reaudit(b)]
         if not found:
             return []
-        now = await self.place.now()
+        now = await self.context.now()
         return [
-            b for b in found if now < (b.posted_at or 0) + self.place.windows.challenge_window_s
+            b for b in found if now < (b.posted_at or 0) + self.context.windows.challenge_window_s
         ]
 
     def _is_mine_to_reaudit(self, batch: BatchView) -> bool:
         if not batch.records or batch.posted_beacon is None:
             return False
         seed = batch_seed(batch.posted_beacon, batch.run_id, batch.batch_id, batch.root)
-        if not is_reaudited(seed) or self.place.journal.judged(batch.name) is not None:
+        if not is_reaudited(seed) or self.context.journal.judged(batch.name) is not None:
             return False
         if any(record.verdict is not Verdict.ACCEPTED for record in batch.records):
             return False
-        signers = batch.signed_by(self.place.run.seats)
-        fresh = [v for v in self.place.run.validators if v not in signers]
+        signers = batch.signed_by(self.context.run.seats)
+        fresh = [v for v in self.context.run.validators if v not in signers]
         return draw_order(seed, fresh)[:1] == (self.me,)
 
 
@@ -285,26 +285,26 @@ def posts_at(batch: BatchView, run: RunView, validator: Address) -> float:
 class ShowingDuty:
     """One validator's steps in one run against an orchestrator that withholds outcomes."""
 
-    def __init__(self, place: ValidatorPlace, chain: Chain, contents: Contents) -> None:
+    def __init__(self, context: ValidatorContext, chain: Chain, contents: Contents) -> None:
         """`chain` signs with the validator's key."""
-        self.place = place
+        self.context = context
         self.chain = chain
-        self.me = address_of(place.key)
+        self.me = address_of(context.key)
         self._contents = contents
         self._compared: set[BatchName] = set()
         """Batches whose posted records were compared with what they hold."""
-        self._time = ChainClock(chain, place.clock)
-        self._steps = Steps(place.clock, retry_s=RETRY_S, overtaken=_OVERTAKEN)
+        self._time = ChainClock(chain, context.clock)
+        self._steps = Steps(context.clock, retry_s=RETRY_S, overtaken=_OVERTAKEN)
 
     async def run(self) -> None:
         """Serve until cancelled."""
-        await serve_forever(self.serve, max(self.place.poll_s, 0.2))
+        await serve_forever(self.serve, max(self.context.poll_s, 0.2))
 
     async def serve(self) -> None:
         """Take all steps that are possible now."""
-        place, windows = self.place, self.place.windows
-        run = place.run
-        batches = recent_batches(place.view, place.run_id, windows.whole_s)
+        context, windows = self.context, self.context.windows
+        run = context.run
+        batches = recent_batches(context.view, context.run_id, windows.whole_s)
         for batch in batches:
             if len(batch.shown) > 1 or (batch.shown and batch.records_hash is not None):
                 await self._report_doubles(batch)
@@ -324,7 +324,7 @@ class ShowingDuty:
                 await self._serve_batch(batch, run, share)
 
     async def _serve_batch(self, batch: BatchView, run: RunView, share: float) -> None:
-        judged = self.place.journal.judged(batch.name)
+        judged = self.context.journal.judged(batch.name)
         if judged is not None and share >= SHOW_AT:
             records = judged.packed()
             await self._try(
@@ -335,7 +335,7 @@ class ShowingDuty:
                 batch, "calling the batch withheld", partial(self._call_withheld, batch)
             )
         if share >= posts_at(batch, run, self.me):
-            found = postable(batch, run, self.place.domain)
+            found = postable(batch, run, self.context.domain)
             if found is not None:
                 await self._try(
                     batch, "posting a quorum's outcomes", partial(self._post, batch, *found)
@@ -346,7 +346,7 @@ class ShowingDuty:
         if self.me in batch.shown.get(records_hash, {}):
             return
         message = Outcomes(batch.batch_id, batch.root, records_hash)
-        signature = self.place.sign(message)
+        signature = self.context.sign(message)
         named = (
             f"show outcomes {hex0x(records_hash)} of batch {batch.batch_id}, {hex0x(batch.root)}"
         )
@@ -374,23 +374,23 @@ class ShowingDuty:
         logger.warning("posted what a quorum showed", extra={"batch_id": batch.batch_id})
 
     async def _report_doubles(self, batch: BatchView) -> None:
-        for double in doubles_of(batch, self.place.domain):
+        for double in doubles_of(batch, self.context.domain):
             await self._report(batch, double)
 
     def _is_contested(self, batch: BatchView) -> bool:
         """Return whether others' posted records differ from those that this validator found, and
         were not compared yet with what the batch holds."""
-        judged = self.place.journal.judged(batch.name)
+        judged = self.context.journal.judged(batch.name)
         if judged is None or not batch.signers or batch.name in self._compared:
             return False
         return batch.records_hash not in (None, WITHHELD, keccak(judged.packed()))
 
     async def _compare(self, batch: BatchView) -> None:
         """Prove the records that contradict what the batch holds."""
-        entries, place = await self._contents(batch), self.place
+        entries, context = await self._contents(batch), self.context
         works = [SignedWork(entry.submission, entry.signature) for entry in entries]
-        workers = place.view.worker_by_id
-        faults = find_misrecords(batch, works, place.run, workers, place.domain)
+        workers = context.view.worker_by_id
+        faults = find_misrecords(batch, works, context.run, workers, context.domain)
         waiting = [fault for fault in faults if not self._is_proven(fault)]
         if not waiting:
             self._compared.add(batch.name)
@@ -399,7 +399,7 @@ class ShowingDuty:
 
     def _is_proven(self, fault: DoubleOutcome | Misrecord) -> bool:
         filed = (fault.batch.run_id, *fault.filed)
-        slashes = self.place.view.slashes
+        slashes = self.context.view.slashes
         return any((s.run_id, s.owner, s.offence, s.tag) == filed for s in slashes)
 
     async def _report(self, batch: BatchView, fault: DoubleOutcome | Misrecord) -> None:

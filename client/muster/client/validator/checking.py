@@ -45,7 +45,7 @@ from muster.protocol.messages import OutcomeRecord, Verdict
 from muster.toploc.projections import FINGERPRINT_BYTES, failed_blocks
 
 if TYPE_CHECKING:
-    from muster.client.validator.place import ValidatorPlace
+    from muster.client.validator.context import ValidatorContext
 
 logger = logging.getLogger(__name__)
 
@@ -222,14 +222,14 @@ class CheckingDuty:
 
     def __init__(
         self,
-        place: ValidatorPlace,
+        context: ValidatorContext,
         store: CheckingStore,
         now: Callable[[], float] = time.time,
     ) -> None:
         """`store` has the recomputations; `now` is the wall clock, for deadlines of others."""
-        self.place = place
+        self.context = context
         self.store = store
-        self.me = address_of(place.key)
+        self.me = address_of(context.key)
         self._now = now
         self._committed = set[BatchName]()
         self._shown = set[BatchName]()
@@ -247,9 +247,9 @@ class CheckingDuty:
             return
         hashed = fingerprints_hash(checked.of(self.me))
         message = Checking(*name, keccak(records), hashed)
-        signature = self.place.sign(message)
+        signature = self.context.sign(message)
         try:
-            await self.place.api.post_checking(message, signature)
+            await self.context.api.post_checking(message, signature)
         except ApiError as error:
             if error.status not in _REFUSALS:
                 raise
@@ -261,17 +261,17 @@ class CheckingDuty:
 
     async def run(self) -> None:
         """Show and compare until cancelled."""
-        await serve_forever(self.serve, max(self.place.poll_s, 0.2))
+        await serve_forever(self.serve, max(self.context.poll_s, 0.2))
 
     async def serve(self) -> None:
         """Show due fingerprints, and compare those of others."""
         remembered = await asyncio.to_thread(self.store.batches)
         for batch_id in remembered[-RECENT_BATCHES:]:
-            batch = self.place.view.batches.get(batch_id)
+            batch = self.context.view.batches.get(batch_id)
             if batch is None or batch.records is None:
                 continue
             name = batch.name
-            due_at, pause = self._looks.get(name, (0.0, self.place.poll_s))
+            due_at, pause = self._looks.get(name, (0.0, self.context.poll_s))
             if name in self._done or self._now() < due_at:
                 continue
             self._looks[name] = (self._now() + pause, min(2 * pause, LONGEST_PAUSE_S))
@@ -288,7 +288,7 @@ class CheckingDuty:
             return
         packed = pack_fingerprints(checked.of(self.me))
         try:
-            await self.place.api.post_fingerprints(name.batch_id, packed)
+            await self.context.api.post_fingerprints(name.batch_id, packed)
         except ApiError as error:
             if error.status not in _REFUSALS or error.code in _NOT_YET:
                 raise
@@ -300,17 +300,17 @@ class CheckingDuty:
     async def _compare(self, batch: BatchView, checked: Checked) -> None:
         """Compare others' fingerprints of a batch, until all its signers showed theirs or time is
         over."""
-        checking = await self.place.api.checking(batch.batch_id)
+        checking = await self.context.api.checking(batch.batch_id)
         said = {each.validator for each in checking.reports if each.reporter == self.me}
         for each in checking.commitments:
             if each.validator == self.me or each.validator in said:
                 continue
-            shown = shown_fingerprints(checking, each.validator, batch, self.place.domain)
+            shown = shown_fingerprints(checking, each.validator, batch, self.context.domain)
             if shown is not None:
                 await self._report(batch, each.validator, shown, checked.of(each.validator))
                 said.add(each.validator)
         is_over = self._now() - (batch.posted_at or 0) > PATIENCE_S
-        if is_over or set(batch.signed_by(self.place.run.seats)) <= said | {self.me}:
+        if is_over or set(batch.signed_by(self.context.run.seats)) <= said | {self.me}:
             self._done.add(batch.name)
 
     async def _report(
@@ -331,5 +331,5 @@ class CheckingDuty:
                 "a validator signed what it did not check",
                 extra={**fields, "positions": list(found.failed)},
             )
-        signature = self.place.sign(report)
-        await self.place.api.post_check_report(report, signature)
+        signature = self.context.sign(report)
+        await self.context.api.post_check_report(report, signature)

@@ -34,8 +34,8 @@ from muster.client.validator.batches import (
 from muster.client.validator.calls import ASK_S, CallDuty
 from muster.client.validator.checking import Checked, CheckingDuty, Fingerprints
 from muster.client.validator.checks import ClaimedWork, FailedCheck
+from muster.client.validator.context import ValidatorContext
 from muster.client.validator.judging import MISDECLARED, Judgement, outcome_record
-from muster.client.validator.place import ValidatorPlace
 from muster.client.validator.records import JudgedBatch
 from muster.client.validator.soundness import (
     BEFORE_ACCUSING_S,
@@ -77,14 +77,14 @@ def require_seat(run: RunView, validator: Address) -> None:
 class ValidatorLoop:
     """One validator of one run."""
 
-    def __init__(self, place: ValidatorPlace) -> None:
-        self.place = place
-        self._address = address_of(place.key)
+    def __init__(self, context: ValidatorContext) -> None:
+        self.context = context
+        self._address = address_of(context.key)
         self._failing_since: dict[object, float] = {}
-        self.reader = BatchReader(place, self._failing_since)
-        self.duty = CallDuty(place)
-        self.examiner = Examiner(place, self._failing_since)
-        self.checking = None if place.checked is None else CheckingDuty(place, place.checked)
+        self.reader = BatchReader(context, self._failing_since)
+        self.duty = CallDuty(context)
+        self.examiner = Examiner(context, self._failing_since)
+        self.checking = None if context.checked is None else CheckingDuty(context, context.checked)
         """Proves that this validator recomputes what it judges."""
         self.outages = Outages()
         self.soundness: Soundness | None = None
@@ -105,27 +105,27 @@ class ValidatorLoop:
         try:
             while not await self.has_ended():
                 self._woken.clear()
-                require_seat(self.place.run, self._address)
+                require_seat(self.context.run, self._address)
                 pause = await self._round()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause):
                         await self._woken.wait()
-            logger.info("run complete", extra={"run_id": self.place.run_id})
+            logger.info("run complete", extra={"run_id": self.context.run_id})
         finally:
             self.examiner.close()
-            if self.place.elsewhere is not None:
-                self.place.elsewhere.close()
+            if self.context.elsewhere is not None:
+                self.context.elsewhere.close()
 
     async def has_ended(self) -> bool:
         """Return whether this run can need no validator any more; logs how long it still may."""
-        place = self.place
-        run, steps = place.run, place.rules.recipe.training.steps
-        if place.keep_going or not is_over(run, steps):
+        context = self.context
+        run, steps = context.run, context.rules.recipe.training.steps
+        if context.keep_going or not is_over(run, steps):
             return False
-        windows = place.windows
+        windows = context.windows
         ends_at = settled_at(
-            place.view,
-            place.run_id,
+            context.view,
+            context.run_id,
             outcome_deadline_s=windows.outcome_deadline_s,
             challenge_window_s=windows.challenge_window_s,
         )
@@ -134,7 +134,7 @@ class ValidatorLoop:
             until = "disputes are decided" if ends_at is None else format_time(ends_at)
             logger.info("run over, staying for challenges", extra={"at_least_until": until})
         try:
-            return ends_at is not None and await place.now() >= ends_at
+            return ends_at is not None and await context.now() >= ends_at
         except ChainError:
             return False
 
@@ -154,11 +154,11 @@ class ValidatorLoop:
         except SURVIVED as error:
             if isinstance(error, ApiError) and error.code == _NOT_READ_YET:
                 logger.debug("the orchestrator is behind", extra={"error": str(error)})
-                return self.place.poll_s
+                return self.context.poll_s
             await asyncio.sleep(self.outages.failed(error))
             return 0.0
         self.outages.recovered()
-        return max(self.place.poll_s, ASK_S if may_come else REPOST_S / 2)
+        return max(self.context.poll_s, ASK_S if may_come else REPOST_S / 2)
 
     async def _judge_or_pass_over(self, batch: BatchView) -> None:
         """Judge and hand over a batch. A batch that has failed for long no longer blocks the
@@ -167,8 +167,8 @@ class ValidatorLoop:
         try:
             await self.validate(batch)
         except SURVIVED as error:
-            since = self._failing_since.setdefault(batch.batch_id, self.place.clock())
-            if batch.work is None and self.place.clock() - since < BATCH_PATIENCE_S:
+            since = self._failing_since.setdefault(batch.batch_id, self.context.clock())
+            if batch.work is None and self.context.clock() - since < BATCH_PATIENCE_S:
                 raise
             level = logging.DEBUG if batch.batch_id in self._passed_over else logging.WARNING
             self._passed_over.add(batch.batch_id)
@@ -185,14 +185,14 @@ class ValidatorLoop:
         Raises ValidatorDisturbed, and signs nothing, while the validator fails its own items.
         """
         await self._require_sound(CHECK_EVERY_S, batch)
-        judged = self.place.journal.judged(batch.name)
+        judged = self.context.journal.judged(batch.name)
         if judged is None:
             records = await self.judge(batch)
             if any(map(_accuses, records)):
                 await self._require_sound(BEFORE_ACCUSING_S, batch)
             await self._remember(batch)
             mine = JudgedBatch(batch.name, tuple(records))
-            judged = await asyncio.to_thread(self.place.journal.record, mine)
+            judged = await asyncio.to_thread(self.context.journal.record, mine)
         await self.hand_over(judged)
 
     async def judge(self, batch: BatchView) -> list[OutcomeRecord]:
@@ -208,16 +208,16 @@ class ValidatorLoop:
         for position, entry in enumerate(entries[len(records) :], len(records)):
             claim = self.reader.claim(batch, entry, [slot_of_record(record) for record in records])
             judgement, data = (MISDECLARED, None) if refused else await self.judge_claim(claim)
-            place, conducts = OutcomePlace(batch.batch_id, position), self.place.conducts
+            place, conducts = OutcomePlace(batch.batch_id, position), self.context.conducts
             if conducts is not None and not refused:
                 # A copy, because it changes while a thread reads it; a reorganisation of the chain
                 # may have taken this batch back, or given its id to another.
-                known = {**self.place.view.batches, batch.batch_id: batch}
+                known = {**self.context.view.batches, batch.batch_id: batch}
                 judgement = await asyncio.to_thread(
                     conducts.judge, place, claim.worker_id, judgement, known
                 )
             record = outcome_record(claim, judgement)
-            await asyncio.to_thread(self.place.evidence.write, place, claim, data, judgement)
+            await asyncio.to_thread(self.context.evidence.write, place, claim, data, judgement)
             records.append(record)
             self.fingerprints[batch.name].append(judgement.fingerprints)
             _log(place, record, judgement)
@@ -242,7 +242,7 @@ class ValidatorLoop:
         version = await self._version_to_test(batch)
         if version is None:
             return None
-        ticket = fictitious_ticket(self.place.run, self._address, version)
+        ticket = fictitious_ticket(self.context.run, self._address, version)
         finding = await self.examiner.judge_own(ticket)
         if finding is not None:
             return Flaw("generated", version, finding)
@@ -255,10 +255,10 @@ class ValidatorLoop:
         reorganisation of the chain may have taken the loaded one back.
         """
         loaded = self.examiner.version
-        if loaded in self.place.run.checkpoints:
+        if loaded in self.context.run.checkpoints:
             return loaded
         entries = await self.reader.contents(batch)
-        run = self.place.run
+        run = self.context.run
         named = (entry.submission.policy_version for entry in entries)
         return next(
             (version for version in named if version in run.checkpoints), run.latest_version
@@ -266,8 +266,8 @@ class ValidatorLoop:
 
     async def _flaw_of_accepted(self, version: PolicyVersion) -> Flaw | None:
         """Judge again the newest submission that this validator accepted under a policy version."""
-        for judged in reversed(self.place.journal.all()):
-            batch = self.place.view.batches.get(judged.name.batch_id)
+        for judged in reversed(self.context.journal.all()):
+            batch = self.context.view.batches.get(judged.name.batch_id)
             if batch is None or batch.name != judged.name:
                 continue
             for position, record in enumerate(judged.records):
@@ -302,15 +302,15 @@ class ValidatorLoop:
     async def hand_over(self, judged: JudgedBatch) -> None:
         """Sign a batch's outcomes and hand them to the orchestrator, repeatedly if they get
         lost."""
-        now, name = self.place.clock(), judged.name
+        now, name = self.context.clock(), judged.name
         if now - self._handed_over.get(name, -REPOST_S) < REPOST_S:
             return
         message = judged.message()
-        signature = self.place.sign(message)
+        signature = self.context.sign(message)
         if self.checking is not None:
             await self.checking.commit(judged.name, judged.packed())
         try:
-            await self.place.api.post_outcomes(name.batch_id, judged.packed(), signature)
+            await self.context.api.post_outcomes(name.batch_id, judged.packed(), signature)
         except ApiError as error:
             if error.status not in _REFUSALS:
                 raise
@@ -324,7 +324,7 @@ class ValidatorLoop:
         posted = {(batch.name, batch.records_hash): batch for batch in self.duty.recent()}
         self._compared &= posted.keys()
         for named, batch in posted.items():
-            judged = self.place.journal.judged(batch.name)
+            judged = self.context.journal.judged(batch.name)
             if judged is not None and batch.records and named not in self._compared:
                 self._compared.add(named)
                 _compare(batch.batch_id, batch.records, judged.records)

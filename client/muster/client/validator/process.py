@@ -24,10 +24,10 @@ from muster.client.stake import FAUCET_CHAIN_ID
 from muster.client.validator.batches import Elsewhere
 from muster.client.validator.calls import ShowingDuty, Windows
 from muster.client.validator.checking import CheckingStore
+from muster.client.validator.context import ValidatorContext
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.judging import Rules
 from muster.client.validator.loop import ValidatorLoop, require_seat
-from muster.client.validator.place import ValidatorPlace
 from muster.client.validator.records import ConductStore, EvidenceStore, OutcomeJournal
 from muster.client.validator.soundness import Soundness, pausing
 from muster.lifecycle import run_beside
@@ -62,7 +62,7 @@ async def run_validator(
             rules = await fetch_rules(connected.api, connected.run.config, folder)
             await asyncio.to_thread(require_consistent, rules)
             require_fit(rules.recipe, rules.calibration, settings)
-            place = ValidatorPlace(
+            context = ValidatorContext(
                 run_id=settings.run,
                 key=account.key,
                 domain=connected.domain,
@@ -89,7 +89,7 @@ async def run_validator(
                     allows_private=connected.chain.chain_id == FAUCET_CHAIN_ID,
                 ),
             )
-            await _judge(loop_class(place), settings, connected)
+            await _judge(loop_class(context), settings, connected)
 
 
 async def _judge(loop: ValidatorLoop, settings: ValidatorSettings, connected: Connected) -> None:
@@ -97,9 +97,9 @@ async def _judge(loop: ValidatorLoop, settings: ValidatorSettings, connected: Co
     follower."""
     chain = connected.chain
     pause = pausing(chain, settings.run, chain.me, settings.state_dir / FLAWS)
-    loop.soundness = Soundness(loop.find_flaw, pause, clock=loop.place.clock)
+    loop.soundness = Soundness(loop.find_flaw, pause, clock=loop.context.clock)
     assert loop.checking is not None  # it has a store
-    showing = ShowingDuty(loop.place, chain, loop.reader.contents)
+    showing = ShowingDuty(loop.context, chain, loop.reader.contents)
     following = connected.follow(settings, loop.on_change)
     await run_beside(loop.run(), loop.checking.run(), showing.run(), following)
 

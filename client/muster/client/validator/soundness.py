@@ -70,7 +70,7 @@ from muster.protocol.rollouts import Rollout, decode_rollouts, encode_rollouts
 from muster.protocol.set_aside import NOTHING, SetAside
 
 if TYPE_CHECKING:
-    from muster.client.validator.place import ValidatorPlace
+    from muster.client.validator.context import ValidatorContext
 
 logger = logging.getLogger(__name__)
 
@@ -398,9 +398,9 @@ async def read_rows(
 class Examiner:
     """Judges claims for one validator, one at a time: its engine holds one policy."""
 
-    def __init__(self, place: ValidatorPlace, failing_since: dict[object, float]) -> None:
+    def __init__(self, context: ValidatorContext, failing_since: dict[object, float]) -> None:
         """`failing_since` maps each unavailable thing to the clock time of its first failure."""
-        self.place = place
+        self.context = context
         self.version: PolicyVersion | None = None
         """The policy version that is loaded."""
         self._failing_since = failing_since
@@ -428,14 +428,14 @@ class Examiner:
     ) -> tuple[Judgement, bytes | None]:
         if finding := check_claim(claim):
             return unread(claim, finding), None
-        place, submission = self.place, claim.submission
+        context, submission = self.context, claim.submission
         data = await self.file(submission.file_hash)
         if finding := check_file(data):
             return unread(claim, finding), None
         assert data is not None  # check_file
         policy = claim.terms.policies[submission.policy_version]
         listed = await self._listed(submission.policy_version, policy.root)
-        rows = await read_rows(claim, data, place.rules, place.decoder, listed)
+        rows = await read_rows(claim, data, context.rules, context.decoder, listed)
         if isinstance(rows, Judgement):
             return rows, data
         async with self._turn:
@@ -444,9 +444,9 @@ class Examiner:
                 examine_surely,
                 claim,
                 rows,
-                place.rules,
-                place.engine,
-                place.fingerprinted,
+                context.rules,
+                context.engine,
+                context.fingerprinted,
                 proofs_first=proofs_first,
             )
             return judged, data
@@ -457,7 +457,7 @@ class Examiner:
         with own_trouble():
             async with self._turn:
                 await self.load(ticket.policy_version, ticket.policy_root)
-                rules, engine = self.place.rules, self.place.engine
+                rules, engine = self.context.rules, self.context.engine
                 return await self._compute.run(judge_generated, ticket, rules, engine)
 
     async def file(self, name: Hash32) -> bytes | None:
@@ -467,9 +467,9 @@ class Examiner:
         try:
             data = await self._shown(name)
         except ApiError as error:
-            since = self._failing_since.setdefault(name, self.place.clock())
-            waited_s = self.place.clock() - since
-            if error.status in _LASTINGLY_MISSING and waited_s >= self.place.file_patience_s:
+            since = self._failing_since.setdefault(name, self.context.clock())
+            waited_s = self.context.clock() - since
+            if error.status in _LASTINGLY_MISSING and waited_s >= self.context.file_patience_s:
                 return None
             raise
         self._failing_since.pop(name, None)
@@ -477,32 +477,32 @@ class Examiner:
 
     async def _shown(self, name: Hash32) -> bytes:
         try:
-            return await self.place.api.file(name)
+            return await self.context.api.file(name)
         except ApiError as refused:
-            if self.place.elsewhere is None:
+            if self.context.elsewhere is None:
                 raise
             try:
-                return await self.place.elsewhere.file(name)
+                return await self.context.elsewhere.file(name)
             except ApiError:
                 raise refused from None
 
     async def _listed(self, version: PolicyVersion, root: Hash32) -> SetAside:
         """Return the list of a policy version, which need not be loaded."""
-        if not self.place.rules.recipe.skips_problems:
+        if not self.context.rules.recipe.skips_problems:
             return NOTHING
-        folder = await self.place.fetcher.fetch(self.place.run_id, version, root)
+        folder = await self.context.fetcher.fetch(self.context.run_id, version, root)
         return await asyncio.to_thread(set_aside_in, folder)
 
     async def load(self, version: PolicyVersion, root: Hash32) -> None:
         """Load a policy version, verified against the root on chain, unless the engine has it."""
-        engine = self.place.engine
+        engine = self.context.engine
         is_loaded = (self.version, self._root) == (version, root)
         # An engine in its own process loses its policy when the process dies.
         if is_loaded and engine.policy_version == version:
             return
-        folder = await self.place.fetcher.fetch(self.place.run_id, version, root)
+        folder = await self.context.fetcher.fetch(self.context.run_id, version, root)
         # A failed load leaves the engine without a policy.
         self.version = self._root = None
         await self._compute.run(engine.load_policy, folder, version)
-        say_list_fault(self.place.rules, engine)
+        say_list_fault(self.context.rules, engine)
         self.version, self._root = version, root

@@ -62,7 +62,7 @@ class EventLog(logging.Handler):
 
 def take_picture(loop: WorkerLoop, events: tuple[str, ...], *, now: int, window_s: int) -> Picture:
     """Return the state of a worker at `now`; outcomes are final `window_s` after posting."""
-    waiting, lasting = len(loop.place.journal.unfinished()), loop.outages.lasting
+    waiting, lasting = len(loop.context.journal.unfinished()), loop.outages.lasting
     rows = {
         "state": loop.doing + (f", waiting for {' and '.join(lasting)}" if lasting else ""),
         "policy": _policy(loop),
@@ -73,12 +73,12 @@ def take_picture(loop: WorkerLoop, events: tuple[str, ...], *, now: int, window_
         "money": _money(loop, now - window_s),
         "stake": f"{format_tokens(_stake_wei(loop))} tokens",
     }
-    title = f"worker {loop.place.worker}, run {loop.place.run_id}"
+    title = f"worker {loop.context.worker}, run {loop.context.run_id}"
     return Picture(title, tuple(rows.items()), bool(lasting), events)
 
 
 def _policy(loop: WorkerLoop) -> str:
-    newest = loop.place.run.latest_version
+    newest = loop.context.run.latest_version
     if loop.policy_version is None:
         return "none yet"
     is_newest = newest in (None, loop.policy_version)
@@ -86,7 +86,7 @@ def _policy(loop: WorkerLoop) -> str:
 
 
 def _ticket(loop: WorkerLoop, now: int) -> str:
-    tickets = loop.place.held.tickets
+    tickets = loop.context.held.tickets
     if not tickets:
         return "none"
     first = min(tickets, key=lambda each: each.deadline)
@@ -97,20 +97,20 @@ def _ticket(loop: WorkerLoop, now: int) -> str:
 
 
 def _money(loop: WorkerLoop, final_before: int) -> str:
-    place = loop.place
+    context = loop.context
     earned = sum(amount for _, amount in loop.earned)
     final = sum(amount for posted_at, amount in loop.earned if posted_at <= final_before)
     paid = sum(
         payment.amount_wei
-        for payment in place.view.payments
-        if (payment.run_id, payment.worker) == (place.run_id, place.worker)
+        for payment in context.view.payments
+        if (payment.run_id, payment.worker) == (context.run_id, context.worker)
     )
     parts = (earned, max(final - paid, 0), paid)
     return "{} earned, {} claimable, {} paid".format(*map(format_tokens, parts))
 
 
 def _stake_wei(loop: WorkerLoop) -> int:
-    return loop.place.view.stake(loop.place.run_id, loop.place.worker).active_wei
+    return loop.context.view.stake(loop.context.run_id, loop.context.worker).active_wei
 
 
 def draw(picture: Picture) -> Group:

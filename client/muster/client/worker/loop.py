@@ -21,7 +21,7 @@ adversaries replace `generate` or `claim`.
 A loop works on one ticket after the other. Two loops share an engine, so that one leases, fetches,
 grades and uploads while the other generates, and samples of one fill the batch rows that the other
 frees. The first loop of a node also settles and disputes for all its loops (`helpers`). Their
-shared state is in `muster.client.worker.place`.
+shared state is in `muster.client.worker.context`.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from muster.client.outage import SURVIVED, Outage, Outages
 from muster.client.tickets import TicketFault, lease_fault
 from muster.client.validator.checks import check_claim
 from muster.client.validator.judging import examine, say_list_fault
+from muster.client.worker.context import REACH, Hope, Hopeless, Policy, WorkerContext
 from muster.client.worker.generation import (
     Ungraded,
     play_ticket,
@@ -53,7 +54,6 @@ from muster.client.worker.generation import (
     ticket_samples,
 )
 from muster.client.worker.journal import SignedSubmission, slot_of
-from muster.client.worker.place import REACH, Hope, Hopeless, Policy, WorkerPlace
 from muster.client.worker.silence import Accused, SilenceDuty
 from muster.lifecycle import ComputeThread, run_beside
 from muster.protocol.eip712 import address_of
@@ -145,9 +145,9 @@ def require_good_standing(view: ChainView, run_id: RunId, worker: Address, node:
 class WorkerLoop:
     """One node of one worker, or one of its loops."""
 
-    def __init__(self, place: WorkerPlace) -> None:
-        self.place = place
-        self.station = place.station
+    def __init__(self, context: WorkerContext) -> None:
+        self.context = context
+        self.station = context.station
         self.compute = ComputeThread()
         self.helpers: tuple[WorkerLoop, ...] = ()
         """The node's other loops, which do nothing but work on tickets."""
@@ -168,7 +168,7 @@ class WorkerLoop:
         self._due_at = float("inf")
         self._has_resumed = False
         self._over_since: float | None = None
-        self._node = address_of(place.key)
+        self._node = address_of(context.key)
         self.outages = Outages()
         self.refusals = Outage("a ticket that can be worked on", first_s=TICKET_PAUSE_S)
         self.slowness = Outage(
@@ -188,7 +188,7 @@ class WorkerLoop:
 
         Raises MusterError once the worker may not work any more.
         """
-        self._posted.extend(sorted(self.place.view.batches))
+        self._posted.extend(sorted(self.context.view.batches))
         try:
             helping = (helper.help() for helper in self.helpers)
             await run_beside(self._work(), self._heartbeat(), self._keep_fetched(), *helping)
@@ -236,14 +236,14 @@ class WorkerLoop:
     async def _work(self) -> None:
         while not self._has_ended():
             await self._rest(await self._round())
-        run, waiting = self.place.run_id, len(self.place.journal.unfinished())
+        run, waiting = self.context.run_id, len(self.context.journal.unfinished())
         logger.info("run complete", extra={"run_id": run, "without_outcome": waiting})
 
     async def help(self) -> None:
         """Work on tickets beside the node's first loop until cancelled."""
         while True:
             # When there is no work, only one of a node's loops asks for it.
-            is_idle = self._is_over() or not self.place.held.tickets
+            is_idle = self._is_over() or not self.context.held.tickets
             await self._rest(self._idle() if is_idle else await self._try_work())
 
     async def _rest(self, pause: float) -> None:
@@ -251,25 +251,25 @@ class WorkerLoop:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause):
                 await self._woken.wait()
-                await asyncio.sleep(self.place.poll_s)
+                await asyncio.sleep(self.context.poll_s)
         self._woken.clear()
 
     def _has_ended(self) -> bool:
         """Return whether there is nothing left to do in this run."""
-        if self.place.keep_going or not self._is_over():
+        if self.context.keep_going or not self._is_over():
             self._over_since = None
             return False
         now = time.monotonic()
         self._over_since = self._over_since or now
-        longest_s, is_done = OUTCOMES_S, not self.place.journal.unfinished()
+        longest_s, is_done = OUTCOMES_S, not self.context.journal.unfinished()
         if self.silence is not None:
             longest_s += self.silence.times.longest_s
             is_done = is_done and self.silence.is_done()
         return is_done or now - self._over_since > longest_s
 
     def _is_over(self) -> bool:
-        place = self.place
-        return is_over(place.run, place.rules.recipe.training.steps)
+        context = self.context
+        return is_over(context.run, context.rules.recipe.training.steps)
 
     async def _round(self) -> float:
         """Settle, work on at most one ticket, and survive outages."""
@@ -295,11 +295,11 @@ class WorkerLoop:
 
     def _idle(self) -> float:
         self.state = "idle"
-        return self.place.poll_s
+        return self.context.poll_s
 
     async def work_once(self) -> float:
         """Work on at most one ticket; return how many seconds to wait before the next."""
-        held = self.place.held
+        held = self.context.held
         if pause := self._pause_of_slowness():
             return pause
         async with held.asking:
@@ -319,7 +319,7 @@ class WorkerLoop:
 
     async def _work_on(self, lease: Lease) -> float:
         ticket = lease.ticket
-        if signed := self.place.journal.signed(ticket):
+        if signed := self.context.journal.signed(ticket):
             await self._submit_again(signed)
             # Pause even if the upload was accepted: an orchestrator may give the same ticket
             # forever.
@@ -333,7 +333,7 @@ class WorkerLoop:
             logger.warning("ticket left to lapse", extra=fields)
             if not isinstance(error, Hopeless):
                 # Seeds are derived: the same answers would come again.
-                self.place.held.lapsing.append(ticket)
+                self.context.held.lapsing.append(ticket)
             return TICKET_PAUSE_S
         await self.submit(ticket, rollouts)
         return 0.0
@@ -348,7 +348,7 @@ class WorkerLoop:
         self-check fails; then it is loaded again.
         """
         folder = None
-        if self.place.engine.policy_version is None:
+        if self.context.engine.policy_version is None:
             # An engine in a process of its own that died may fail to open its policy again.
             self.station.loaded = None
         if self.station.loaded != (version, root):
@@ -362,16 +362,16 @@ class WorkerLoop:
             yield
 
     async def _fetched(self, version: PolicyVersion, root: Hash32) -> Path:
-        return await self.place.fetcher.fetch(self.place.run_id, version, root)
+        return await self.context.fetcher.fetch(self.context.run_id, version, root)
 
     async def load(self, folder: Path, version: PolicyVersion) -> None:
         """Load a policy's folder into the idle engine, and run the self-check."""
-        await self.compute.run(self.place.engine.load_policy, folder, version)
-        say_list_fault(self.place.rules, self.place.engine)
-        await self.compute.run(require_sound_policy, self.place.rules, self.place.engine)
+        await self.compute.run(self.context.engine.load_policy, folder, version)
+        say_list_fault(self.context.rules, self.context.engine)
+        await self.compute.run(require_sound_policy, self.context.rules, self.context.engine)
 
     def _newest(self) -> Policy | None:
-        run = self.place.run
+        run = self.context.run
         if run.latest_version is None:
             return None
         return run.latest_version, run.checkpoints[run.latest_version].manifest_root
@@ -379,13 +379,13 @@ class WorkerLoop:
     async def _prefetch(self) -> None:
         """Load the newest policy once it is fetched, if the engine is idle."""
         newest = self._newest()
-        if newest and newest == self.place.held.fetched and not self.station.is_held:
+        if newest and newest == self.context.held.fetched and not self.station.is_held:
             async with self.policy(*newest):
                 pass
 
     async def _keep_fetched(self) -> None:
         """Fetch each version once it is on chain, while the loops continue with the one before."""
-        held, outages = self.place.held, Outages()
+        held, outages = self.context.held, Outages()
         while True:
             self._published.clear()
             newest = self._newest()
@@ -399,13 +399,13 @@ class WorkerLoop:
                 held.fetched = newest
             # Events may be missed, and a check is cheap.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.place.heartbeat_s):
+                async with asyncio.timeout(self.context.heartbeat_s):
                     await self._published.wait()
 
     def version_at_hand(self) -> PolicyVersion | None:
         """Return the version to continue with while a newer one is fetched; None for the newest."""
         loaded, newest = self.station.loaded, self._newest()
-        if loaded is None or newest in (None, loaded, self.place.held.fetched):
+        if loaded is None or newest in (None, loaded, self.context.held.fetched):
             return None
         return loaded[0]
 
@@ -413,23 +413,23 @@ class WorkerLoop:
 
     async def lease(self) -> Lease | NoWork:
         """Return an unchecked ticket, or when to ask again."""
-        place = self.place
+        context = self.context
         version = self.version_at_hand()
-        return await place.api.lease(place.run_id, await self._not_wanted(), version=version)
+        return await context.api.lease(context.run_id, await self._not_wanted(), version=version)
 
     async def _not_wanted(self) -> list[Ticket]:
         """Return the tickets that must not be given out again: those in progress, and those that
         are left to lapse.
         """
-        held = self.place.held
+        held = self.context.held
         if held.lapsing:
-            now = await self.place.now()
+            now = await self.context.now()
             return held.tickets + [ticket for ticket in held.lapsing if ticket.deadline > now]
         return held.tickets
 
     def _pause_of_slowness(self) -> float:
         """Return the pause in seconds if another ticket would not be done in time, else 0."""
-        station, lease_s = self.station, self.place.held.lease_s
+        station, lease_s = self.station, self.context.held.lease_s
         if station.reaches(lease_s):
             return 0.0
         if station.waiting:
@@ -450,7 +450,7 @@ class WorkerLoop:
 
     async def _idle_without(self, answer: NoWork) -> float:
         """Note that there is no ticket; return how many seconds to wait before the next try."""
-        if self.place.held.tickets:
+        if self.context.held.tickets:
             # Another loop of this node is working, and asks again when it is done.
             return max(answer.retry_after_s * PATIENCE, self._idle())
         self._note_reason(answer.reason)
@@ -465,33 +465,33 @@ class WorkerLoop:
         self._no_ticket_because = reason
 
     async def _fault(self, lease: Lease) -> TicketFault | None:
-        place, now = self.place, await self.place.now()
+        context, now = self.context, await self.context.now()
         terms = ticket_terms(
-            place.view,
-            place.run_id,
-            place.domain,
+            context.view,
+            context.run_id,
+            context.domain,
             lease.ticket.policy_version,
-            place.worker,
-            place.run.config.orchestrator,
+            context.worker,
+            context.run.config.orchestrator,
         )
-        if slot_of(lease.ticket) in map(slot_of, place.held.tickets):
+        if slot_of(lease.ticket) in map(slot_of, context.held.tickets):
             # Two files for one slot would be a fraud, whichever policies they are of.
             return TicketFault.SLOT_HELD
-        earlier = place.journal.signed(lease.ticket)
+        earlier = context.journal.signed(lease.ticket)
         signed = earlier.ticket if earlier else None
         fault = lease_fault(lease.ticket, lease.signature, terms, now=now, signed=signed)
         if fault is None:
             left_s = lease.ticket.deadline - now
             self._due_at = time.monotonic() + left_s
             # A ticket that is given again has less time left than the full lease.
-            place.held.lease_s = max(place.held.lease_s or 0.0, left_s)
+            context.held.lease_s = max(context.held.lease_s or 0.0, left_s)
         return fault
 
     def _refuse(self, ticket: Ticket, fault: TicketFault) -> float:
         if fault is TicketFault.POLICY_UNKNOWN:
             # The orchestrator may be a block ahead of this node.
             logger.debug("ticket ahead of the chain view", extra=_fields(ticket))
-            return self.place.poll_s
+            return self.context.poll_s
         return self.refusals.failed(ConfigError(f"ticket refused: {fault}"))
 
     # 5. generate
@@ -524,11 +524,11 @@ class WorkerLoop:
         return await self.compute.run(played.graded)
 
     async def _play(self, ticket: Ticket) -> Ungraded:
-        place, station, rules = self.place, self.station, self.place.rules
+        context, station, rules = self.context, self.station, self.context.rules
         hope = Hope(ticket_samples(rules.recipe), self._due_at, lambda: station.is_first(ticket))
         try:
             return await self.compute.run(
-                play_ticket, ticket, rules.recipe, rules.task_set, place.engine, hope
+                play_ticket, ticket, rules.recipe, rules.task_set, context.engine, hope
             )
         except Hopeless as error:
             station.took(error.takes_s)
@@ -536,9 +536,11 @@ class WorkerLoop:
 
     async def check(self, rollouts: list[Rollout], generating_s: float) -> None:
         """Raise EngineError when the self-check of the new rollouts fails."""
-        place = self.place
+        context = self.context
         try:
-            await self.compute.run(require_sound, rollouts, place.rules, place.engine, generating_s)
+            await self.compute.run(
+                require_sound, rollouts, context.rules, context.engine, generating_s
+            )
         except EngineError:
             # The weights may be corrupted: they are loaded again before the next try.
             self.station.loaded = None
@@ -555,7 +557,7 @@ class WorkerLoop:
         data = await self.compute.run(encode_rollouts, rollouts)
         submission = self.claim(ticket, rollouts, file_hash(data))
         signed = await asyncio.to_thread(
-            self.place.journal.record, ticket, self._ticket_signature, submission, data
+            self.context.journal.record, ticket, self._ticket_signature, submission, data
         )
         if signed.submission == submission:
             await self._upload(signed, data)
@@ -564,24 +566,24 @@ class WorkerLoop:
 
     async def _has_lapsed(self, ticket: Ticket) -> bool:
         try:
-            return await self.place.now() > ticket.deadline
+            return await self.context.now() > ticket.deadline
         except ChainError:
             # The work is done: the orchestrator decides whether it is in time.
             return False
 
     def claim(self, ticket: Ticket, rollouts: list[Rollout], data_hash: Hash32) -> Submission:
         """Return the submission to sign for a file of rollouts."""
-        return submission_of(ticket, rollouts, data_hash, self.place.rules.recipe)
+        return submission_of(ticket, rollouts, data_hash, self.context.rules.recipe)
 
     async def _resume(self) -> None:
         """Upload again submissions without an outcome: a crash may have prevented the upload."""
-        for signed in list(self.place.journal.unfinished().values()):
+        for signed in list(self.context.journal.unfinished().values()):
             await self._submit_again(signed)
 
     async def _submit_again(self, signed: SignedSubmission) -> None:
         """Upload the submission signed for the slot, if its file still exists; no other may ever be
         signed."""
-        data = await asyncio.to_thread(self.place.journal.data, signed)
+        data = await asyncio.to_thread(self.context.journal.data, signed)
         if data is None:
             logger.debug("signed slot has no file any more", extra=_fields(signed.ticket))
             return
@@ -590,10 +592,10 @@ class WorkerLoop:
     async def _upload(self, signed: SignedSubmission, data: bytes) -> None:
         self.state = "uploading"
         submission = signed.submission
-        signature = self.place.sign(submission)
+        signature = self.context.sign(submission)
         while True:
             try:
-                await self.place.api.submit(submission, signature, data)
+                await self.context.api.submit(submission, signature, data)
             except ApiError as error:
                 if error.status in _LASTING_REFUSALS:
                     fields = {**_fields(signed.ticket), "code": error.code, "error": str(error)}
@@ -618,17 +620,17 @@ class WorkerLoop:
         if self.silence is not None:
             self.silence.refused[signed.slot] = said
         else:
-            await asyncio.to_thread(self.place.journal.finish, signed, said)
+            await asyncio.to_thread(self.context.journal.finish, signed, said)
 
     # 10. settle
 
     async def settle(self) -> None:
         """Note the outcomes of this worker's submissions in batches posted since the last call."""
-        view = self.place.view
-        account = view.workers.get(self.place.worker)
+        view = self.context.view
+        account = view.workers.get(self.context.worker)
         while self._posted and account is not None:
             batch = view.batches.get(self._posted[0])
-            if batch is not None and batch.run_id == self.place.run_id:
+            if batch is not None and batch.run_id == self.context.run_id:
                 for position, record in enumerate(batch.records or ()):
                     if record.worker_id == account.worker_id:
                         await self._settle(batch, position, record)
@@ -643,8 +645,8 @@ class WorkerLoop:
             self.earned.append((batch.posted_at or 0, record.units * batch.price_per_unit))
         else:
             self.refused += 1
-        slot = (self.place.run_id, self.place.worker, record.step, record.index)
-        signed = self.place.journal.unfinished().get(slot)
+        slot = (self.context.run_id, self.context.worker, record.step, record.index)
+        signed = self.context.journal.unfinished().get(slot)
         if signed is None:
             # Settled before this process started, or by another node of the same worker.
             return
@@ -664,7 +666,7 @@ class WorkerLoop:
             if record.verdict is Verdict.FRAUD and self.silence is not None:
                 self.silence.accused[slot] = Accused(signed, batch, position)
                 return
-        await asyncio.to_thread(self.place.journal.finish, signed, record.verdict.name)
+        await asyncio.to_thread(self.context.journal.finish, signed, record.verdict.name)
 
     # 11. dispute
 
@@ -681,7 +683,7 @@ class WorkerLoop:
                 self._contest_at = time.monotonic() + self.contests.failed(error)
                 return
             self.contests.recovered()
-            await asyncio.to_thread(self.place.journal.finish, accused.signed, Verdict.FRAUD.name)
+            await asyncio.to_thread(self.context.journal.finish, accused.signed, Verdict.FRAUD.name)
             del self.silence.accused[slot]
 
     async def _contest(self, silence: SilenceDuty, accused: Accused) -> None:
@@ -701,26 +703,26 @@ class WorkerLoop:
 
     async def _passes_again(self, silence: SilenceDuty, accused: Accused) -> bool:
         """Return whether the validators' own checks accept a submission on this machine."""
-        place, signed, batch = self.place, accused.signed, accused.batch
-        data = await asyncio.to_thread(place.journal.data, signed)
+        context, signed, batch = self.context, accused.signed, accused.batch
+        data = await asyncio.to_thread(context.journal.data, signed)
         if data is None:
             return False
         entry = entry_of(silence.work(signed), batch.committed_at)
-        claim = claim_of(place.view, batch, entry, accused.position, place.domain)
+        claim = claim_of(context.view, batch, entry, accused.position, context.domain)
         if check_claim(claim):
             return False
         rows = await self.compute.run(decode_rollouts, data)
         ticket = signed.ticket
         async with self.policy(ticket.policy_version, ticket.policy_root):
-            judgement = await self.compute.run(examine, claim, rows, place.rules, place.engine)
+            judgement = await self.compute.run(examine, claim, rows, context.rules, context.engine)
         return judgement.finding is None
 
     # Standing and heartbeats
 
     def require_good_standing(self) -> None:
         """Raise MusterError when this node may not work, by the chain."""
-        place = self.place
-        require_good_standing(place.view, place.run_id, place.worker, self._node)
+        context = self.context
+        require_good_standing(context.view, context.run_id, context.worker, self._node)
 
     async def _require_good_standing(self) -> None:
         """Like `require_good_standing`, but only after its own bonds and cases are over."""
@@ -734,21 +736,23 @@ class WorkerLoop:
                 ends_at = time.monotonic() + self.silence.times.longest_s
                 while self.silence.accused and time.monotonic() < ends_at:
                     await self._contest_all()
-                    await asyncio.sleep(self.place.poll_s)
+                    await asyncio.sleep(self.context.poll_s)
                 await self.silence.until_done()
             raise
 
     async def _heartbeat(self) -> None:
-        place = self.place
+        context = self.context
         machine = await asyncio.to_thread(measure)
         wants_hardware = True
         while True:
             said = (
-                report(machine, place.run_id, place.key, place.domain) if wants_hardware else None
+                report(machine, context.run_id, context.key, context.domain)
+                if wants_hardware
+                else None
             )
             try:
-                answer = await place.api.heartbeat(
-                    place.run_id,
+                answer = await context.api.heartbeat(
+                    context.run_id,
                     policy_version=self.policy_version,
                     state=self.doing,
                     software=SOFTWARE,
@@ -758,7 +762,7 @@ class WorkerLoop:
             except ApiError as error:
                 # Leasing reports outages; a missed heartbeat is harmless.
                 logger.debug("heartbeat failed", extra={"code": error.code})
-            await asyncio.sleep(self.place.heartbeat_s)
+            await asyncio.sleep(self.context.heartbeat_s)
 
 
 def _fields(ticket: Ticket) -> dict[str, object]:

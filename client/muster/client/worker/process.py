@@ -17,9 +17,9 @@ from muster.client.preflight import coins_of, gas_money, require_fit
 from muster.client.quantities import format_coins, format_tokens
 from muster.client.settings import WorkerSettings
 from muster.client.sources import Sources
+from muster.client.worker.context import Station, WorkerContext
 from muster.client.worker.journal import SubmissionJournal
 from muster.client.worker.loop import WorkerLoop, require_good_standing
-from muster.client.worker.place import Station, WorkerPlace
 from muster.client.worker.silence import SilenceDuty, Times, read_times
 from muster.lifecycle import run_beside
 from muster.tasks import require_pinned
@@ -27,7 +27,7 @@ from muster.wallet import Wallet
 
 logger = logging.getLogger(__name__)
 
-LoopClass = Callable[[WorkerPlace], WorkerLoop]
+LoopClass = Callable[[WorkerContext], WorkerLoop]
 """Makes the loops of a node."""
 Watch = Callable[[WorkerLoop, Chain], Coroutine[Any, Any, None]]
 """Shows a worker's state until cancelled."""
@@ -58,7 +58,7 @@ async def run_worker(
             # Grading with another verifier could count as fraud.
             await asyncio.to_thread(require_pinned, rules.recipe.verifiers)
             first, *others = settings_of_engines(with_context(settings, rules))
-            place = WorkerPlace(
+            context = WorkerContext(
                 run_id=settings.run,
                 worker=settings.worker,
                 key=node.key,
@@ -77,9 +77,9 @@ async def run_worker(
             )
             times = await read_times(connected.chain)
             await warn_of_no_bond(connected.chain, node, times)
-            loop = await make_loops(loop_class, place, others, engine_factory)
+            loop = await make_loops(loop_class, context, others, engine_factory)
             silence = SilenceDuty(
-                place,
+                context,
                 connected.chain,
                 rooms,
                 times,
@@ -100,20 +100,20 @@ def settings_of_engines(settings: WorkerSettings) -> list[WorkerSettings]:
 
 async def make_loops(
     loop_class: LoopClass,
-    place: WorkerPlace,
+    context: WorkerContext,
     others: Sequence[WorkerSettings],
     engine_factory: EngineFactory,
 ) -> WorkerLoop:
     """Return the node's first loop with its helpers: `tickets_per_engine` loops for each engine.
     The engines of `others` are created here.
     """
-    places = [place]
+    contexts = [context]
     for settings in others:
         engine = await load_engine(engine_factory, settings)
-        places.append(replace(place, engine=engine, station=Station()))
+        contexts.append(replace(context, engine=engine, station=Station()))
     # The first loops of all engines come first, so that each engine has a ticket before any has
     # two.
-    loops = [loop_class(each) for _ in range(place.tickets_per_engine) for each in places]
+    loops = [loop_class(each) for _ in range(context.tickets_per_engine) for each in contexts]
     loops[0].take_helpers(loops[1:])
     return loops[0]
 

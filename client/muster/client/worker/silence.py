@@ -39,8 +39,8 @@ from muster.client.outage import Steps, serve_forever
 from muster.client.quantities import format_tokens
 from muster.client.sources import MAX_NAMED, MAX_URL_CHARS, Sources
 from muster.client.validator.batches import is_misdeclared
+from muster.client.worker.context import NodeContext
 from muster.client.worker.journal import Proven, SignedSubmission, Slot
-from muster.client.worker.place import NodePlace
 from muster.lifecycle import run_beside
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ApiError, ConfigError
@@ -210,7 +210,7 @@ class SilenceDuty:
 
     def __init__(
         self,
-        node: NodePlace,
+        context: NodeContext,
         chain: Chain,
         rooms: Sources,
         times: Times,
@@ -222,7 +222,7 @@ class SilenceDuty:
         file and proofs are uploaded to `rooms`, and the URLs in `named` are published on chain as
         sources.
         """
-        self.node = node
+        self.context = context
         self.chain = chain
         self.rooms = rooms
         self.times = times
@@ -240,7 +240,7 @@ class SilenceDuty:
 
     async def run(self) -> None:
         """Serve until cancelled."""
-        pause_s = self.node.poll_s
+        pause_s = self.context.poll_s
         await run_beside(
             serve_forever(self.serve, pause_s), serve_forever(self.fill_rooms, pause_s)
         )
@@ -248,11 +248,11 @@ class SilenceDuty:
     @property
     def own_work(self) -> Mapping[Hash32, BatchView]:
         """The batches that the worker committed directly or split off, by leaf."""
-        return self.node.view.own_work.get((self.node.run_id, self.node.worker), {})
+        return self.context.view.own_work.get((self.context.run_id, self.context.worker), {})
 
     def work(self, signed: SignedSubmission) -> LeasedWork:
         """Return a submission with all its proofs."""
-        signature = self.node.sign(signed.submission)
+        signature = self.context.sign(signed.submission)
         return LeasedWork(signed.submission, signature, signed.ticket, signed.ticket_signature)
 
     def own_batch(self, signed: SignedSubmission) -> BatchView | None:
@@ -265,7 +265,7 @@ class SilenceDuty:
 
     def is_done(self) -> bool:
         """Return whether it has no bonds, no cases and no claims to make left."""
-        view, own = self.node.view, self.own_work.values()
+        view, own = self.context.view, self.own_work.values()
         waits = any(not batch.is_void and batch.records is None for batch in own)
         has_cases = any(self._is_mine(case) for case in view.cases.values())
         return not (waits or self.accused or self.bonds() or has_cases)
@@ -274,14 +274,14 @@ class SilenceDuty:
         """Wait until it has no bonds and no cases left, at most for the longest possible time."""
         ends_at = self._clock() + self.times.longest_s
         while not self.is_done() and self._clock() < ends_at:
-            await asyncio.sleep(self.node.poll_s)
+            await asyncio.sleep(self.context.poll_s)
 
     async def serve(self) -> None:
         """Take all steps that are possible now."""
-        node, own = self.node, self.own_work
-        unfinished = node.journal.unfinished().values()
+        context, own = self.context, self.own_work
+        unfinished = context.journal.unfinished().values()
         waiting = [signed for signed in unfinished if signed.slot not in self.accused]
-        cases = [case for case in node.view.cases.values() if self._is_mine(case)]
+        cases = [case for case in context.view.cases.values() if self._is_mine(case)]
         bonds = self.bonds()
         if not (waiting or cases or bonds):
             return
@@ -298,7 +298,7 @@ class SilenceDuty:
             await self._steps.take(batch.name, SilenceStep.RETURN, partial(self.return_bond, batch))
 
     async def _serve_work(self, signed: SignedSubmission, own: BatchView | None, at: float) -> None:
-        journal, is_refused = self.node.journal, signed.slot in self.refused
+        journal, is_refused = self.context.journal, signed.slot in self.refused
         batch, step = self.next_of(signed, own, at, is_refused=is_refused)
         if batch is not None and batch.is_void:
             logger.warning("work is void, nobody judged it", extra=_about(signed))
@@ -314,14 +314,14 @@ class SilenceDuty:
         """Return the batch that holds a submission, if known, and the next step; `own` is the batch
         in which the worker committed it directly.
         """
-        node = self.node
-        batch = find_batch(node.view, own, node.journal.proven(signed))
-        case = node.view.cases.get(summons_of(batch.batch_id)) if batch else None
+        context = self.context
+        batch = find_batch(context.view, own, context.journal.proven(signed))
+        case = context.view.cases.get(summons_of(batch.batch_id)) if batch else None
         step = next_step(signed, batch, case, at, self.times, is_refused=is_refused)
         return batch, None if step is SilenceStep.SUBMIT and not self._is_open() else step
 
     def _is_open(self) -> bool:
-        run = self.node.run
+        run = self.context.run
         return not run.paused and not run.closed_at
 
     async def act(
@@ -348,7 +348,7 @@ class SilenceDuty:
         self._require_bench()
         if step is SilenceStep.SUMMON:
             return await chain.court.summon(header, signed.submission, self._sources)
-        proven = self.node.journal.proven(signed)
+        proven = self.context.journal.proven(signed)
         assert step is SilenceStep.SPLIT  # the only remaining step
         assert proven is not None  # the batch was found by its proof
         await self._provide_bond()
@@ -373,8 +373,8 @@ class SilenceDuty:
 
     def _require_bench(self) -> None:
         """Raise ConfigError when no juror could judge, so that the bond would be wasted."""
-        node = self.node
-        if not eligible_jurors(node.view, node.run, node.worker):
+        context = self.context
+        if not eligible_jurors(context.view, context.run, context.worker):
             raise ConfigError(
                 "nobody of the network's bench could judge this run's work",
                 hint="an account joins the bench with muster juror join; muster run show "
@@ -387,7 +387,7 @@ class SilenceDuty:
         """Query the batches of work whose place is unknown, for a few seconds only: an orchestrator
         that hangs must not delay the worker's direct submission.
         """
-        journal, view = self.node.journal, self.node.view
+        journal, view = self.context.journal, self.context.view
         try:
             async with asyncio.timeout(LOOK_UP_S):
                 for signed in waiting:
@@ -398,17 +398,17 @@ class SilenceDuty:
 
     async def look_up(self, signed: SignedSubmission) -> None:
         """Query the batch in which the orchestrator committed a submission, and keep the proof."""
-        node = self.node
-        if node.api is None or not self._is_time_to_ask(signed):
+        context = self.context
+        if context.api is None or not self._is_time_to_ask(signed):
             return
         try:
-            state = await node.api.submission_state(signed.submission.file_hash)
+            state = await context.api.submission_state(signed.submission.file_hash)
             if state.batch_id is None:
                 return
-            batch = node.view.batches.get(state.batch_id)
-            if batch is None or batch.run_id != node.run_id:
+            batch = context.view.batches.get(state.batch_id)
+            if batch is None or batch.run_id != context.run_id:
                 return  # the orchestrator has read more of the chain than this node
-            entries = (await node.api.batch(batch.batch_id)).submissions
+            entries = (await context.api.batch(batch.batch_id)).submissions
         except ApiError as error:
             logger.debug("the orchestrator does not say", extra={"error": str(error)})
             return
@@ -423,14 +423,14 @@ class SilenceDuty:
             self._steps.report(batch.name, what, declared=batch.units, holds=held)
             self.refused[signed.slot] = Reason.BATCH_MISDECLARED.name
             return
-        await asyncio.to_thread(node.journal.prove, signed, proven)
+        await asyncio.to_thread(context.journal.prove, signed, proven)
 
     def _is_time_to_ask(self, signed: SignedSubmission) -> bool:
         """Return whether to query a submission's batch now: soon after each new batch, then less
         and less often, since an orchestrator has many workers and may be a block behind.
         """
         now = self._clock()
-        newest = self.node.view.newest_batch.get(self.node.run_id, 0)
+        newest = self.context.view.newest_batch.get(self.context.run_id, 0)
         asked = self._asked.get(signed.slot)
         if asked is None or asked.newest != newest:
             pause_s = ASK_S
@@ -444,13 +444,13 @@ class SilenceDuty:
     # Bonds and cases
 
     def _is_mine(self, case: CaseView) -> bool:
-        if case.closed or case.run_id != self.node.run_id:
+        if case.closed or case.run_id != self.context.run_id:
             return False
         return any(claim.claimant == self.chain.account for claim in case.claims)
 
     async def _settle(self, case: CaseView) -> None:
         named = f"settle case {case.number}, {hex0x(case.case_id)}"
-        await close_case(self.chain.once(named), self.node.view, case)
+        await close_case(self.chain.once(named), self.context.view, case)
 
     def bonds(self) -> list[BatchView]:
         """Return the worker's own batches that are judged or void and may still hold bonds."""
@@ -474,23 +474,23 @@ class SilenceDuty:
         """
         from muster.client.disputes.claims import claim
 
-        node, proof = self.node, batch.prove(position)
+        context, proof = self.context, batch.prove(position)
         record = (batch.records or ())[position]
-        case = node.view.cases.get(record.leaf(batch.batch_id, position))
+        case = context.view.cases.get(record.leaf(batch.batch_id, position))
         made = case.claims if case else ()
         if not any(HONEST.is_same(found) for each in made if (found := Ruling.of(each.ruling))):
             self._require_bench()
             await self._provide_bond()
-            proven = node.journal.proven(signed)
+            proven = context.journal.proven(signed)
             # Without the proof, as when the batch is hidden, the record names the work.
             siblings = proven.proof if proven and proven.name == batch.name else ()
-            work = CommittedWork(signed.submission, node.sign(signed.submission), siblings)
-            await claim(self.chain, proof, work, HONEST, self._sources, key=node.key)
+            work = CommittedWork(signed.submission, context.sign(signed.submission), siblings)
+            await claim(self.chain, proof, work, HONEST, self._sources, key=context.key)
             logger.warning("claimed before jurors that the work is honest", extra=_about(signed))
         for _ in range(ROOM_TRIES):
             if await self.deposit(signed):
                 break
-            await asyncio.sleep(max(node.poll_s, 1.0))
+            await asyncio.sleep(max(context.poll_s, 1.0))
         return True
 
     # Rooms
@@ -499,9 +499,9 @@ class SilenceDuty:
         """Offer file and proofs of all directly committed work, until every room has them or has
         refused them often enough.
         """
-        node = self.node
+        context = self.context
         own = self.own_work
-        for signed in list(node.journal.unfinished().values()):
+        for signed in list(context.journal.unfinished().values()):
             leaf = signed.submission.leaf()
             tries, not_before = self._rooms.get(leaf, (0, 0.0))
             batch = own.get(leaf)
@@ -515,8 +515,8 @@ class SilenceDuty:
 
     async def deposit(self, signed: SignedSubmission) -> bool:
         """Upload file and proofs to all rooms; return whether none refused them."""
-        node = self.node
-        data = await asyncio.to_thread(node.journal.data, signed)
+        context = self.context
+        data = await asyncio.to_thread(context.journal.data, signed)
         if data is None or not self.rooms.urls:
             return True
         entry = entry_of(self.work(signed), signed.ticket.deadline)

@@ -16,9 +16,9 @@ from muster.client.journal import Journal
 from muster.client.validator.checks import count_strikes
 from muster.client.validator.judging import Rules
 from muster.client.validator.replay import replay_rows
+from muster.client.worker.context import WorkerContext
 from muster.client.worker.generation import generate_row
 from muster.client.worker.loop import WorkerLoop
-from muster.client.worker.place import WorkerPlace
 from muster.inference import InferenceEngine, Request
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ConfigError
@@ -61,16 +61,16 @@ class TrapJournal(Journal):
 class TrapWorker(WorkerLoop):
     """Follows a plan of slots for traps, and notes the traps that it lays."""
 
-    def __init__(self, place: WorkerPlace, plan: TrapPlan, traps: TrapJournal) -> None:
-        super().__init__(place)
+    def __init__(self, context: WorkerContext, plan: TrapPlan, traps: TrapJournal) -> None:
+        super().__init__(context)
         self.plan = plan
         self.traps = traps
-        if (plan.run_id, plan.worker) != (place.run_id, place.worker):
+        if (plan.run_id, plan.worker) != (context.run_id, context.worker):
             raise ConfigError(
                 f"the plan is for worker {plan.worker} of run {plan.run_id}",
                 hint="check --plan, --worker and --run",
             )
-        if place.rules.calibration.fraud_strikes < 2:
+        if context.rules.calibration.fraud_strikes < 2:
             raise ConfigError(
                 "one strike is fraud in this run: a trap would be slashed",
                 hint="traps need a calibration with fraud_strikes of 2 or more",
@@ -85,7 +85,7 @@ class TrapWorker(WorkerLoop):
             return rollouts
         async with self.policy(ticket.policy_version, ticket.policy_root):
             kind, rollouts = await self.compute.run(
-                lay, trap, ticket, rollouts, self.place.rules, self.place.engine
+                lay, trap, ticket, rollouts, self.context.rules, self.context.engine
             )
         self._spoilt[ticket.step, ticket.index] = kind
         return rollouts

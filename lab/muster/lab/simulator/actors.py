@@ -10,13 +10,13 @@ from typing import Literal
 
 from muster.client.outage import Outage, Outages
 from muster.client.validator.checks import ClaimedWork, FailedCheck
+from muster.client.validator.context import ValidatorContext
 from muster.client.validator.judging import Judgement
 from muster.client.validator.loop import ValidatorLoop
-from muster.client.validator.place import ValidatorPlace
 from muster.client.validator.records import EvidenceStore
+from muster.client.worker.context import WorkerContext
 from muster.client.worker.journal import SignedSubmission, SubmissionJournal
 from muster.client.worker.loop import TICKET_PAUSE_S, WorkerLoop
-from muster.client.worker.place import WorkerPlace
 from muster.lab.simulator.machines import SimulatedEngine
 from muster.protocol.errors import StorageError
 from muster.protocol.ids import Address
@@ -83,10 +83,10 @@ class SimulatedWorker(WorkerLoop):
 
     def close(self) -> None:
         """Close the journal."""
-        self.place.journal.close()
+        self.context.journal.close()
 
-    def __init__(self, place: WorkerPlace, machine: Machine, conduct: Conduct) -> None:
-        super().__init__(place)
+    def __init__(self, context: WorkerContext, machine: Machine, conduct: Conduct) -> None:
+        super().__init__(context)
         self._machine, self._conduct = machine, conduct
         self.outages = Outages(first_s=RETRY_S, rng=machine.rng)
         self.refusals = Outage(
@@ -115,12 +115,12 @@ class SimulatedValidator(ValidatorLoop):
 
     def __init__(
         self,
-        place: ValidatorPlace,
+        context: ValidatorContext,
         machine: Machine,
         judging: Judging,
         friends: frozenset[Address],
     ) -> None:
-        super().__init__(place)
+        super().__init__(context)
         self._machine, self._judging, self._friends = machine, judging, friends
         self.outages = Outages(first_s=RETRY_S, rng=machine.rng)
         self.judged = 0
@@ -130,7 +130,7 @@ class SimulatedValidator(ValidatorLoop):
 
     def close(self) -> None:
         """Close the journal."""
-        self.place.journal.close()
+        self.context.journal.close()
 
     async def judge_claim(self, claim: ClaimedWork) -> tuple[Judgement, bytes | None]:
         """Judge a claim in the time that the machine takes, or without looking if dishonest."""

@@ -88,7 +88,7 @@ class Fate:
     async def _fill_disk(self, rng: random.Random) -> None:
         person = rng.choice(self._stage.workers)
         if person.loop is not None:
-            journal = person.loop.place.journal
+            journal = person.loop.context.journal
             self._stage.note(f"disk full {person.name}")
             journal.is_full = True
             await asyncio.sleep(rng.uniform(5, 60))

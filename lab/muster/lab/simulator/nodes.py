@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from muster.chain import CaseView
 from muster.client.chain_facts import HistoryView
 from muster.client.disputes.rerun import claim_of, recompute
-from muster.client.juror.duty import JurorDuty, JurorPlace, VoteJournal
+from muster.client.juror.duty import JurorContext, JurorDuty, VoteJournal
 from muster.client.validator.calls import Windows
+from muster.client.validator.context import ValidatorContext
 from muster.client.validator.judging import Rules
-from muster.client.validator.place import ValidatorPlace
 from muster.client.validator.records import OutcomeJournal
-from muster.client.worker.place import WorkerPlace
+from muster.client.worker.context import WorkerContext
 from muster.lab.simulator.actors import (
     Disk,
     Machine,
@@ -129,7 +129,7 @@ class Nodes:
         def build() -> SimulatedWorker:
             folder = self._stage.folder / person.name
             folder.mkdir(exist_ok=True)
-            place = WorkerPlace(
+            context = WorkerContext(
                 run_id=RUN,
                 worker=person.address,
                 key=person.key,
@@ -147,7 +147,7 @@ class Nodes:
             )
             machine = Machine(rng, scenario.generate_s * self._slowness(person))
             first, *others = [
-                SimulatedWorker(place, machine, person.conduct)  # type: ignore[arg-type]
+                SimulatedWorker(context, machine, person.conduct)  # type: ignore[arg-type]
                 for _ in range(scenario.loops)
             ]
             first.take_helpers(others)
@@ -171,7 +171,7 @@ class Nodes:
         def build() -> SimulatedValidator:
             folder = self._stage.folder / person.name
             folder.mkdir(exist_ok=True)
-            place = ValidatorPlace(
+            context = ValidatorContext(
                 run_id=RUN,
                 key=person.key,
                 domain=self._stage.domain,
@@ -191,7 +191,7 @@ class Nodes:
                 clock=loop.time,
             )
             machine = Machine(rng, scenario.check_s)
-            return SimulatedValidator(place, machine, person.conduct, friends)  # type: ignore[arg-type]
+            return SimulatedValidator(context, machine, person.conduct, friends)  # type: ignore[arg-type]
 
         return build
 
@@ -212,7 +212,7 @@ class Nodes:
             folder.mkdir(exist_ok=True)
             api = SimulatedApi(self._desk, person.address, person.link)
             seconds = stage.scenario.check_s
-            place = JurorPlace(
+            context = JurorContext(
                 juror=person.address,
                 chain=CourtConnection(stage.chain, endpoint, person.address),  # type: ignore[arg-type]
                 view=view,
@@ -226,8 +226,8 @@ class Nodes:
                 clock=loop.time,
                 salt=rng.randbytes,
             )
-            place.results.mkdir(exist_ok=True)
-            return SimulatedJuror(place)
+            context.results.mkdir(exist_ok=True)
+            return SimulatedJuror(context)
 
         return build
 
@@ -271,4 +271,4 @@ class SimulatedJuror(JurorDuty):
 
     def close(self) -> None:
         """Close the journal."""
-        self.place.journal.close()
+        self.context.journal.close()

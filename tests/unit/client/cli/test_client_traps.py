@@ -99,10 +99,10 @@ def test_journal_remembers_what_a_slot_became(tmp_path: Path) -> None:
 def test_plan_for_somebody_else_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     plan, desk = replace(PLAN, **change), Desk(tmp_path)
     with TrapJournal(tmp_path) as journal:
-        assert TrapWorker(desk.loop.place, PLAN, journal).plan is PLAN
+        assert TrapWorker(desk.loop.context, PLAN, journal).plan is PLAN
         other = f"for worker {plan.worker} of run {plan.run_id}"
         with pytest.raises(ConfigError, match=other) as refused:
-            TrapWorker(desk.loop.place, plan, journal)
+            TrapWorker(desk.loop.context, plan, journal)
     assert refused.value.hint == "check --plan, --worker and --run"
     desk.close()
 

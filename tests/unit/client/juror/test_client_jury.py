@@ -32,8 +32,8 @@ from muster.chain import CaseStatus, CaseView, Offence
 from muster.client.juror.duty import (
     PATIENCE,
     DutyStep,
+    JurorContext,
     JurorDuty,
-    JurorPlace,
     Moment,
     Vote,
     VoteJournal,
@@ -272,7 +272,7 @@ class Courtroom:
     def start(self) -> JurorDuty:
         salts = iter(range(1000))
         return JurorDuty(
-            JurorPlace(
+            JurorContext(
                 juror=ME,
                 chain=self.court,  # type: ignore[arg-type]
                 view=self.view,

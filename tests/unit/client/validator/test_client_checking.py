@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from worlds.cases import make_view_batch
-from worlds.client_chain import make_place
+from worlds.client_chain import make_context
 from worlds.client_world import (
     DOMAIN,
     OTHER_KEY,
@@ -220,8 +220,8 @@ def make_duty(folder: Path, desk: Desk, mine: dict[Any, bytes] = MINE) -> Checki
     store.record(Checked(batch.name, (mine,)))
     clock = iter(range(100, 100_000, 100))
     view = SimpleNamespace(batches={1: batch}, runs={RUN: run})
-    place = make_place(view=view, api=desk, checked=store)
-    return CheckingDuty(place, store, lambda: next(clock))
+    context = make_context(view=view, api=desk, checked=store)
+    return CheckingDuty(context, store, lambda: next(clock))
 
 
 async def test_duty_shows_once_compares_and_is_done(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ async def test_batch_that_takes_anothers_number_is_shown_and_compared_too(tmp_pa
     desk = Desk()
     duty = make_duty(tmp_path, desk)
     await duty.serve()
-    batch = duty.place.view.batches[1]
+    batch = duty.context.view.batches[1]
     batch.root = keccak(b"another batch")
     await duty.serve()
     assert (len(desk.of("fingerprints")), desk.asked) == (1, 1)
@@ -295,7 +295,7 @@ async def test_proof_comes_again_where_the_orchestrator_had_not_read_the_chain_s
 async def test_batches_without_outcomes_are_left_alone(tmp_path: Path) -> None:
     desk = Desk()
     duty = make_duty(tmp_path, desk)
-    duty.place.view.batches[1].records = None
+    duty.context.view.batches[1].records = None
     await duty.serve()
     assert (desk.said, desk.asked) == ([], 0)
 

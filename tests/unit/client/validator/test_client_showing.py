@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from worlds.client_chain import UNREACHABLE, WORKER_ID, make_batch, make_place, make_view
+from worlds.client_chain import UNREACHABLE, WORKER_ID, make_batch, make_context, make_view
 from worlds.client_world import (
     DOMAIN,
     NOW,
@@ -129,10 +129,10 @@ class Bench:
         self.seconds = 0.0
         self.is_withheld = False
         self.entries: list[Any] = []
-        place = make_place(
+        context = make_context(
             view=self.view, journal=self.journal, windows=WINDOWS, clock=lambda: self.seconds
         )
-        self.duty = ShowingDuty(place, self.chain, self.contents)  # type: ignore[arg-type]
+        self.duty = ShowingDuty(context, self.chain, self.contents)  # type: ignore[arg-type]
 
     async def contents(self, _batch: Any) -> list[Any]:
         if self.is_withheld:

@@ -27,7 +27,7 @@ from worlds.validator_bench import Bench, honest, make_entry
 from muster.chain import PauseCause
 from muster.client.validator.checking import CheckingStore
 from muster.client.validator.checks import FailedCheck
-from muster.client.validator.place import ValidatorPlace
+from muster.client.validator.context import ValidatorContext
 from muster.client.validator.soundness import (
     BEFORE_ACCUSING_S,
     CHECK_EVERY_S,
@@ -95,8 +95,8 @@ class Watched(Bench):
         self.alarms: list[Flaw] = []
         self.change(engine=self.engine)
 
-    def start(self, place: ValidatorPlace) -> None:
-        super().start(place)
+    def start(self, context: ValidatorContext) -> None:
+        super().start(context)
         self.loop.soundness = Soundness(self.loop.find_flaw, self.alarm, clock=lambda: self.seconds)
 
     async def alarm(self, flaw: Flaw) -> None:

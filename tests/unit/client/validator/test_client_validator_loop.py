@@ -449,5 +449,5 @@ async def test_file_with_more_rows_than_the_recipe_allows_is_not_decoded(bench: 
         decode_rollouts(encode_rollouts(rows), Bounds(rows=4))
 
 
-def test_place_never_shows_its_key(bench: Bench) -> None:
-    assert repr(VALIDATOR_KEY) not in repr(bench.loop.place)
+def test_context_never_shows_its_key(bench: Bench) -> None:
+    assert repr(VALIDATOR_KEY) not in repr(bench.loop.context)

@@ -76,7 +76,7 @@ async def test_money_is_claimable_once_the_window_is_over_and_until_it_is_paid(d
     ("now", "says"), [(NOW, "due in 10 min"), (NOW + 599, "due in 1 s"), (NOW + 600, "late")]
 )
 def test_a_ticket_shows_how_long_it_has_left(desk: Desk, now: int, says: str) -> None:
-    desk.loop.place.held.tickets.append(make_ticket())
+    desk.loop.context.held.tickets.append(make_ticket())
     assert f"step 4, index 0, {says}" in shown(desk, now=now)
 
 

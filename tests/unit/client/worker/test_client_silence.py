@@ -277,7 +277,7 @@ class Silenced(Desk):
         self.view.jurors = lambda: [JUROR]
         self.view.runs[RUN].owner = ZERO_ADDRESS
         self.duty = self.loop.silence = SilenceDuty(
-            replace(self.loop.place, api=self.asked),  # type: ignore[arg-type]
+            replace(self.loop.context, api=self.asked),  # type: ignore[arg-type]
             self.chain,  # type: ignore[arg-type]
             self.rooms,  # type: ignore[arg-type]
             TIMES,
@@ -452,7 +452,7 @@ async def test_a_look_does_not_search_all_batches_of_the_chain(desk: Silenced) -
     indexed.batches = Unsearched({4: batch})
     indexed.own_work = {(RUN, WORKER): {batch.root: batch}}
     indexed.newest_batch = {RUN: 4}
-    desk.duty.node = replace(desk.duty.node, view=indexed)
+    desk.duty.context = replace(desk.duty.context, view=indexed)
     assert await desk.at(DUE_AT) == ["summon"]
     await desk.duty.fill_rooms()
     assert not desk.duty.is_done()

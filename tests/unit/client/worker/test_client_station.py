@@ -16,8 +16,8 @@ from worlds.client_desk import Desk, run_until
 from worlds.client_world import NOW, ROOT, RUN, VERSION, HashEngine, make_ticket
 
 from muster.client.worker import loop
+from muster.client.worker.context import Hope, Hopeless, Station
 from muster.client.worker.loop import WorkerLoop
-from muster.client.worker.place import Hope, Hopeless, Station
 from muster.inference.engine import Progress
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import PolicyVersion
@@ -25,9 +25,9 @@ from muster.protocol.ids import PolicyVersion
 P1, P2 = (PolicyVersion(1), ROOT), (PolicyVersion(2), ROOT)
 
 
-def with_helper(desk: Desk, helper_place: Any = None) -> WorkerLoop:
-    """Give the desk's loop a second one on the same engine, or on another place."""
-    helper = WorkerLoop(helper_place or desk.loop.place)
+def with_helper(desk: Desk, helper_context: Any = None) -> WorkerLoop:
+    """Give the desk's loop a second one on the same engine, or on the engine of another context."""
+    helper = WorkerLoop(helper_context or desk.loop.context)
     desk.loop.take_helpers([helper])
     return helper
 
@@ -111,11 +111,11 @@ async def test_the_next_ticket_is_generated_beside_the_first(tmp_path: Path) -> 
     with_helper(desk)
     station = desk.loop.station
     station.took(1.0)
-    desk.loop.place.held.lease_s = 600.0
+    desk.loop.context.held.lease_s = 600.0
     desk.orchestrator.tickets.extend(make_ticket(index=index) for index in range(4))
 
     def are_two_at_hand() -> bool:
-        is_so = len(desk.loop.place.held.tickets) == 2 and engine.at_once == 2
+        is_so = len(desk.loop.context.held.tickets) == 2 and engine.at_once == 2
         if is_so:
             engine.go_on.set()
         return is_so or engine.go_on.is_set()
@@ -130,14 +130,14 @@ async def test_the_next_ticket_is_generated_beside_the_first(tmp_path: Path) -> 
     assert sorted(each[0].index for each in again.orchestrator.uploads) == list(range(6))
     assert engine.most_at_once == 2
     assert set(engine.due) == {make_ticket().deadline}
-    assert not again.loop.place.held.tickets or again.orchestrator.tickets
+    assert not again.loop.context.held.tickets or again.orchestrator.tickets
     again.close()
 
 
 async def test_two_engines_generate_at_the_same_moment(tmp_path: Path) -> None:
     engines = Slow(), Slow()
     desk = Desk(tmp_path, engine=engines[0])
-    with_helper(desk, replace(desk.loop.place, engine=engines[1], station=Station()))
+    with_helper(desk, replace(desk.loop.context, engine=engines[1], station=Station()))
     desk.orchestrator.tickets.extend(make_ticket(index=index) for index in range(4))
     await run_until(desk.loop, lambda: engines[0].at_once == engines[1].at_once == 1)
     for engine in engines:
@@ -219,7 +219,7 @@ async def test_a_node_goes_on_with_its_version_until_the_newest_is_fetched(tmp_p
 async def test_a_slow_engine_asks_for_no_ticket_that_would_lapse(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     helper = with_helper(desk)
-    desk.loop.place.held.lease_s = 100.0
+    desk.loop.context.held.lease_s = 100.0
     desk.loop.station.took(41.0)
     desk.loop.station.waiting = 1
     desk.orchestrator.tickets.append(make_ticket())

@@ -73,7 +73,7 @@ async def facing(state: Path, lease: Answer, *, timeout_s: float = 5) -> AsyncIt
         clock=lambda: NOW,
         backoff_s=0.0,
     )
-    desk.loop.place = replace(desk.loop.place, api=api)
+    desk.loop.context = replace(desk.loop.context, api=api)
     async with api:
         yield desk, liar
     desk.close()

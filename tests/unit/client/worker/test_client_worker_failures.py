@@ -106,7 +106,7 @@ async def test_slot_that_is_worked_on_is_not_worked_on_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     desk = Desk(tmp_path)
-    desk.loop.place.held.tickets.append(make_ticket())
+    desk.loop.context.held.tickets.append(make_ticket())
     desk.orchestrator.tickets.append(make_ticket(deadline=make_ticket().deadline + 1))
     await desk.loop.work_once()
     assert not desk.orchestrator.uploads
@@ -244,7 +244,7 @@ async def test_work_in_time_is_sent_though_the_chain_is_away_by_then(desk: Desk)
         except StopIteration:
             raise ChainUnreachable("no answer") from None
 
-    desk.loop.place = replace(desk.loop.place, now=once)
+    desk.loop.context = replace(desk.loop.context, now=once)
     desk.orchestrator.tickets.append(make_ticket())
     await desk.loop.work_once()
     assert len(desk.orchestrator.uploads) == 1
@@ -256,7 +256,7 @@ async def test_work_in_time_is_sent_though_the_chain_is_away_by_then(desk: Desk)
 async def test_a_policy_that_comes_while_generating_is_for_the_next_ticket(tmp_path: Path) -> None:
     class Overtaken(WorkerLoop):
         async def generate(self, ticket: Ticket) -> list[Rollout]:
-            run = self.place.view.runs[RUN]
+            run = self.context.view.runs[RUN]
             run.latest_version = PolicyVersion(4)
             run.checkpoints[run.latest_version] = SimpleNamespace(
                 manifest_root=ROOT, beacon=keccak(b"block 50"), block_number=50
@@ -366,9 +366,9 @@ class Stuck(HashEngine):
 def hold_two(state: Path, uploads: Path, signed: int) -> None:
     """Run a worker with two tickets, `signed` of which are signed and being uploaded."""
     desk = Desk(state, Moody, engine=Stuck(signed))
-    desk.loop.take_helpers([Moody(desk.loop.place)])
+    desk.loop.take_helpers([Moody(desk.loop.context)])
     desk.loop.station.took(1.0)
-    desk.loop.place.held.lease_s = 600.0
+    desk.loop.context.held.lease_s = 600.0
     desk.orchestrator.tickets.extend(make_ticket(index=index) for index in range(2))
 
     async def never_arrives(submission: Submission, signature: bytes, _body: bytes) -> Any:
@@ -380,7 +380,7 @@ def hold_two(state: Path, uploads: Path, signed: int) -> None:
 
     def is_so() -> bool:
         sent = uploads.read_text().count("\n")
-        if len(desk.loop.place.held.tickets) == 2 and sent == signed:
+        if len(desk.loop.context.held.tickets) == 2 and sent == signed:
             os.kill(os.getpid(), signal.SIGKILL)
         return False
 
@@ -390,7 +390,7 @@ def hold_two(state: Path, uploads: Path, signed: int) -> None:
 async def live_again(state: Path) -> list[Any]:
     """Return the uploads of a worker to which the orchestrator gives both tickets again."""
     desk = Desk(state, Moody)
-    desk.loop.take_helpers([Moody(desk.loop.place)])
+    desk.loop.take_helpers([Moody(desk.loop.context)])
     desk.orchestrator.tickets.extend(make_ticket(index=index) for index in range(2))
     await run_until(desk.loop, lambda: len(desk.orchestrator.uploads) >= 2)
     desk.close()

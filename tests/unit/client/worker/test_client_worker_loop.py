@@ -365,9 +365,9 @@ async def test_reason_for_no_ticket_is_logged_once(
     assert "add stake" in told[0]["hint"]
 
 
-def test_place_never_shows_its_key(desk: Desk) -> None:
-    assert repr(NODE_KEY) not in repr(desk.loop.place)
-    assert NODE_KEY.hex() not in repr(desk.loop.place)
+def test_context_never_shows_its_key(desk: Desk) -> None:
+    assert repr(NODE_KEY) not in repr(desk.loop.context)
+    assert NODE_KEY.hex() not in repr(desk.loop.context)
 
 
 async def test_news_from_the_chain_end_an_idle_pause(desk: Desk) -> None:
@@ -389,7 +389,7 @@ async def test_news_from_the_chain_end_an_idle_pause(desk: Desk) -> None:
 
 
 async def test_worker_refuses_to_sign_with_its_own_cold_key(desk: Desk) -> None:
-    desk.loop.place = replace(desk.loop.place, worker=address_of(NODE_KEY))
+    desk.loop.context = replace(desk.loop.context, worker=address_of(NODE_KEY))
     desk.view.workers[address_of(NODE_KEY)] = make_account()
     with pytest.raises(ConfigError, match=r"own \(cold\) key") as caught:
         desk.loop.require_good_standing()

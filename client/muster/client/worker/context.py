@@ -1,4 +1,4 @@
-"""The dependencies of a worker, shared by its loops and its duties; tests can replace all."""
+"""The context of a worker: what its loops and its duties share; tests can replace all of it."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class NodePlace:
+class NodeContext:
     """One node of a worker in a run: enough to handle work that was already signed."""
 
     run_id: RunId
@@ -235,7 +235,7 @@ class NodePlace:
 
 
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
-class WorkerPlace(NodePlace):
+class WorkerContext(NodeContext):
     """A node that generates."""
 
     view: HistoryView

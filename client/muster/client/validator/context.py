@@ -1,4 +1,4 @@
-"""The dependencies of a validator, shared by its loop and its duties; tests can replace all."""
+"""The context of a validator: what its loop and its duties share; tests can replace all of it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class ValidatorPlace:
+class ValidatorContext:
     """One validator of one run: its key, its connections and its stores."""
 
     run_id: RunId
@@ -74,7 +74,7 @@ class ValidatorPlace:
     """Clock in seconds, for deadlines and pauses."""
 
     def __repr__(self) -> str:
-        return f"ValidatorPlace(run_id={self.run_id})"
+        return f"ValidatorContext(run_id={self.run_id})"
 
     @property
     def run(self) -> RunView:
