@@ -88,7 +88,7 @@ contract DisputeCourt is IDisputeCourt {
     mapping(bytes32 caseId => Case) private _cases;
     mapping(bytes32 caseId => Claim[]) private _claims;
     mapping(bytes32 caseId => mapping(address juror => bytes32)) private _votes;
-    mapping(bytes32 caseId => mapping(uint16 ruling => uint8)) private _tally;
+    mapping(bytes32 caseId => mapping(uint16 kind => uint8)) private _tally;
     mapping(bytes32 announcement => uint256 blockNumber) private _announced;
     mapping(uint64 batchId => address payer) private _bonds;
 
@@ -304,9 +304,15 @@ contract DisputeCourt is IDisputeCourt {
         require(ruling == 0 || _isVerdict(ruling), CourtInvalidRuling(open.recorded, ruling));
         _votes[caseId][msg.sender] = bytes32(uint256(ruling) << 8 | REVEALED);
         ++open.revealed;
-        uint8 votes = ++_tally[caseId][ruling];
-        if (votes > open.leadingVotes) (open.leading, open.leadingVotes, open.tied) = (ruling, votes, false);
-        else if (votes == open.leadingVotes) open.tied = true;
+        uint16 kind = _kindOf(ruling);
+        uint8 votes = ++_tally[caseId][kind];
+        if (votes > open.leadingVotes) {
+            // The reason is that of the vote by which its kind took the lead.
+            if (_kindOf(open.leading) != kind || votes == 1) open.leading = ruling;
+            (open.leadingVotes, open.tied) = (votes, false);
+        } else if (votes == open.leadingVotes) {
+            open.tied = true;
+        }
         emit VoteRevealed(caseId, msg.sender, ruling, resultHash);
     }
 
@@ -321,7 +327,6 @@ contract DisputeCourt is IDisputeCourt {
         bool overturned = seen && !_isSame(closing.leading, closing.recorded);
         closing.status = overturned ? CaseStatus.Overturned : CaseStatus.Upheld;
         uint256 pot = _settleClaims(leaf, closing, decided, overturned);
-        if (overturned && pot == 0) pot = _paidByRun(closing);
         _payJurors(closing, decided ? closing.leadingVotes : 0, pot);
         if (overturned) _restore(outcome, standing.outcome, closing);
         emit CaseClosed(
@@ -341,22 +346,26 @@ contract DisputeCourt is IDisputeCourt {
     }
 
     /// @dev Returns the bonds of right claims, and those of all where the jury was of no one mind; returns what the jurors are
-    ///      paid out of. The first to announce what the jury confirmed is the reporter. Where the run's validators could not
-    ///      see the work, and nobody claimed otherwise, the first right claim pays the jurors.
+    ///      paid out of. The first to announce what the jury confirmed is the reporter. Where nobody claimed otherwise the run
+    ///      pays the jurors of an overturned verdict; the first right claim pays what the run does not have, and everything
+    ///      where the run's validators could not see the work: no case is free of charge.
     function _settleClaims(bytes32 caseId, Case storage closing, bool decided, bool overturned)
         private
         returns (uint256 pot)
     {
         Claim[] storage claims = _claims[caseId];
         if (decided) pot = _bond * (claims.length - _rightClaims(claims, closing, overturned));
-        bool claimantPays = overturned && pot == 0 && _isUnavailable(closing.recorded);
-        if (claimantPays) pot = _jurorFee * closing.leadingVotes;
+        uint256 owed;
+        if (overturned && pot == 0) {
+            pot = _jurorFee * closing.leadingVotes;
+            owed = _isUnavailable(closing.recorded) ? pot : pot - _paidByRun(closing);
+        }
         uint256 first = type(uint256).max;
         for (uint256 i = 0; i < claims.length; ++i) {
             Claim memory made = claims[i];
             bool right = overturned && _isSame(made.ruling, closing.leading);
             uint256 returned = right || !decided ? _bond : 0;
-            if (right && claimantPays) (returned, claimantPays) = (_bond - pot, false);
+            if (right) (returned, owed) = (_bond - owed, 0);
             if (right && made.announcedIn < first) (first, closing.reporter) = (made.announcedIn, made.claimant);
             emit ClaimSettled(caseId, made.claimant, right, returned);
             if (returned != 0) token.safeTransfer(made.claimant, returned);
@@ -421,11 +430,12 @@ contract DisputeCourt is IDisputeCourt {
         address payer = _bonds[batch.batchId];
         delete _bonds[batch.batchId];
         bool lost = decided && !accepted;
-        uint256 pot = lost ? _bond : accepted ? _paidByRun(closing) : 0;
+        uint256 pot = lost ? _bond : accepted ? _jurorFee * closing.leadingVotes : 0;
+        uint256 owed = accepted ? pot - _paidByRun(closing) : 0;
         _payJurors(closing, decided ? closing.leadingVotes : 0, pot);
         emit CaseClosed(caseId, closing.status, seen ? closing.leading : 0, address(0), closing.fee);
         if (seen) ledger.judge(batch, submission, _verdictOf(closing.leading), _reasonOf(closing.leading));
-        if (!lost) _returnBond(batch.batchId, payer);
+        if (!lost) _returnBond(batch.batchId, payer, _bond - owed);
     }
 
     // -------------------------------------------------------------- fees, fines
@@ -433,9 +443,10 @@ contract DisputeCourt is IDisputeCourt {
     /// @inheritdoc IDisputeCourt
     function collectFee(bytes32 caseId, address juror) external {
         Case storage closed = _closedCase(caseId);
-        bytes32 right = bytes32(uint256(closed.leading) << 8 | REVEALED);
         uint256 fee = closed.fee;
-        require(fee != 0 && _votes[caseId][juror] == right, CourtNothingDue(caseId, juror));
+        uint256 vote = uint256(_votes[caseId][juror]);
+        bool right = _isRevealed(vote) && _kindOf(_votedIn(vote)) == _kindOf(closed.leading);
+        require(fee != 0 && right, CourtNothingDue(caseId, juror));
         _votes[caseId][juror] = PAID;
         emit FeeCollected(caseId, juror, fee);
         token.safeTransfer(juror, fee);
@@ -462,8 +473,8 @@ contract DisputeCourt is IDisputeCourt {
     function fineAbsentJuror(bytes32 caseId, address juror) external {
         Case storage closed = _closedCase(caseId);
         bytes32 vote = _votes[caseId][juror];
-        bool revealed = vote == PAID || (uint256(vote) <= type(uint32).max && uint256(vote) & 0xff == REVEALED);
-        require(vote != 0 && !revealed, CourtNothingDue(caseId, juror));
+        bool absent = vote != 0 && vote != PAID && !_isRevealed(uint256(vote));
+        require(absent, CourtNothingDue(caseId, juror));
         uint256 amount =
             vault.slash(BENCH, juror, IStakeVault.Offence.AbsentJuror, closed.number, _absencePpm, address(0));
         emit Fined(caseId, juror, amount);
@@ -489,7 +500,7 @@ contract DisputeCourt is IDisputeCourt {
         address payer = _bonds[batchId];
         require(payer != address(0) && _isOver(batch), CourtBondHeld(batchId));
         delete _bonds[batchId];
-        _returnBond(batchId, payer);
+        _returnBond(batchId, payer, _bond);
     }
 
     /// @dev Returns whether a batch is judged or void.
@@ -499,9 +510,9 @@ contract DisputeCourt is IDisputeCourt {
         return batch.status == IContributionLedger.BatchStatus.Judged;
     }
 
-    function _returnBond(uint64 batchId, address payer) private {
-        emit BondReturned(batchId, payer, _bond);
-        token.safeTransfer(payer, _bond);
+    function _returnBond(uint64 batchId, address payer, uint256 amount) private {
+        emit BondReturned(batchId, payer, amount);
+        token.safeTransfer(payer, amount);
     }
 
     // -------------------------------------------------------------------- views
@@ -597,6 +608,18 @@ contract DisputeCourt is IDisputeCourt {
                 && verdict != OutcomeRecordLib.FRAUD;
     }
 
+    /// @dev Returns whether what is kept of a juror is a revealed vote; commitments are larger.
+    function _isRevealed(uint256 vote) private pure returns (bool) {
+        return vote <= type(uint32).max && vote & 0xff == REVEALED;
+    }
+
+    /// @dev Returns a number that rulings share whose votes are counted together: they have the same consequences, or all
+    ///      say that the work was not seen.
+    function _kindOf(uint16 ruling) private pure returns (uint16) {
+        if (!_isSeen(ruling)) return 0;
+        return uint16(_verdictOf(ruling)) << 1 | (_isExact(ruling) ? 1 : 0);
+    }
+
     /// @dev Returns whether two rulings have the same consequences.
     function _isSame(uint16 a, uint16 b) private pure returns (bool) {
         return _verdictOf(a) == _verdictOf(b) && _isExact(a) == _isExact(b);
@@ -614,6 +637,10 @@ contract DisputeCourt is IDisputeCourt {
 
     function _reasonOf(uint16 ruling) private pure returns (uint8) {
         return uint8(ruling);
+    }
+
+    function _votedIn(uint256 revealed) private pure returns (uint16) {
+        return uint16(revealed >> 8);
     }
 
     // forge-lint: disable-end(unsafe-typecast)

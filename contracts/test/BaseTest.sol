@@ -228,6 +228,21 @@ abstract contract BaseTest is Test {
         vm.stopPrank();
     }
 
+    /// @dev Whether votes for two rulings are counted together.
+    function _isSameKind(uint16 a, uint16 b) internal pure returns (bool) {
+        if (_isUnseen(a) || _isUnseen(b)) return _isUnseen(a) && _isUnseen(b);
+        return a >> 8 == b >> 8 && _isExactFraud(a) == _isExactFraud(b);
+    }
+
+    function _isUnseen(uint16 ruling) internal pure returns (bool) {
+        uint16 verdict = ruling >> 8;
+        return ruling == UNSEEN || (ruling & 0xff == UNAVAILABLE && verdict != ACCEPTED && verdict != FRAUD);
+    }
+
+    function _isExactFraud(uint16 ruling) internal pure returns (bool) {
+        return ruling >> 8 == FRAUD && ruling & 0xff >= 30 && ruling & 0xff < 60;
+    }
+
     // -------------------------------------------------------------------- steps
 
     function _deposit(uint64 run, address account, uint256 amount) internal {

@@ -11,6 +11,9 @@ abstract contract CourtTest is BaseTest {
     uint256 internal constant ALICE_FRAUD = 0;
     uint256 internal constant BOB_ACCEPTED = 1;
 
+    /// @dev FILE_UNAVAILABLE: rejected, because nobody showed the file.
+    uint16 internal constant NOT_SHOWN = 0x030f;
+
     bytes32 internal constant RESULT = keccak256("what the juror recomputed");
     bytes32 internal constant SALT = keccak256("salt");
 

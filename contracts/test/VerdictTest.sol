@@ -6,8 +6,6 @@ import {CourtTest} from "./CourtTest.sol";
 
 /// @title How cases end: votes of every kind, what stands, and the money of the run that may pay for it
 abstract contract VerdictTest is CourtTest {
-    /// @dev FILE_UNAVAILABLE: rejected, because nobody showed the file.
-    uint16 internal constant NOT_SHOWN = 0x030f;
     uint16 internal constant CUT_SHORT = 0x0217;
 
     /// @dev The votes of a jury, counted the slow way.
@@ -37,7 +35,8 @@ abstract contract VerdictTest is CourtTest {
             uint256 kind = _kindOf(seed, i);
             if (kind < 2) continue;
             _revealVote(caseId, panel[i], choices[kind - 2]);
-            ++counts[kind - 2];
+            // Who was shown nothing says so in two ways.
+            ++counts[choices[kind - 2] == NOT_SHOWN ? 0 : kind - 2];
         }
         for (uint256 i = 0; i < 7; ++i) {
             if (counts[i] > tally.votes) (tally.leading, tally.votes, tally.holders) = (choices[i], counts[i], 0);

@@ -88,7 +88,7 @@ interface IDisputeCourtEvents {
     event FeeCollected(bytes32 indexed caseId, address indexed juror, uint256 amount);
     /// @notice Emitted when a signer or a juror is fined.
     event Fined(bytes32 indexed caseId, address indexed account, uint256 amount);
-    /// @notice Emitted when a bond for a worker's own submission is put up, and when it comes back.
+    /// @notice Emitted when a bond for a worker's own submission is put up, and when it comes back, less what jurors got of it.
     event BondTaken(uint64 indexed batchId, address indexed payer, uint256 amount);
     event BondReturned(uint64 indexed batchId, address indexed payer, uint256 amount);
 }
@@ -135,7 +135,8 @@ interface IDisputeCourt is IDisputeCourtErrors, IDisputeCourtEvents {
         CaseStatus status;
         /// @dev The recorded ruling; zero when nothing was.
         uint16 recorded;
-        /// @dev The ruling with most votes so far, its votes, and whether another has as many.
+        /// @dev The ruling with most votes so far, with the reason of the vote by which it took the lead; the votes for it,
+        ///      whatever their reasons; and whether another ruling has as many.
         uint16 leading;
         uint8 leadingVotes;
         bool tied;
@@ -212,13 +213,15 @@ interface IDisputeCourt is IDisputeCourtErrors, IDisputeCourtEvents {
     function revealVote(bytes32 caseId, uint16 ruling, bytes32 resultHash, bytes32 salt) external;
 
     /// @notice Closes a case about an outcome once all jurors revealed or the jury's time is over. Anyone.
-    /// @dev The ruling with most votes stands. A tie, or no vote: what is recorded stands and bonds return. Nothing seen: the
-    ///      same, and bonds are lost. Lost bonds pay the jurors of the ruling; without any the run does, or the first to claim
-    ///      it where the run's validators could not see the work. What is left of lost bonds is burned.
+    /// @dev Votes are counted by what follows from them, and all that say that nothing was seen together; the ruling with most
+    ///      stands. A tie, or no vote: what is recorded stands and bonds return. Nothing seen: the same, and bonds are lost.
+    ///      Lost bonds pay the jurors of the ruling. Without any the run pays, and the first to claim the ruling what the run
+    ///      does not have, or everything where the run's validators could not see the work. What is left of lost bonds is
+    ///      burned.
     function settle(IContributionLedger.OutcomeProof calldata outcome) external;
 
     /// @notice As `settle`, for a batch that its run left unjudged. Its worker's bond pays the jurors unless they accept the
-    ///         work; then the run does.
+    ///         work; then the run does, and the bond what the run does not have.
     function settleSummoned(
         IContributionLedger.Batch calldata batch,
         IContributionLedger.Submission calldata submission

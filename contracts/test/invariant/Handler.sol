@@ -366,7 +366,9 @@ abstract contract Handler is Trials {
 
     function _collectFee(bytes32 caseId, address juror) private {
         IDisputeCourt.Case memory closed = court.caseOf(caseId);
-        bool possible = closed.fee != 0 && court.voteOf(caseId, juror) == bytes32(uint256(closed.leading) << 8 | 2);
+        uint256 vote = uint256(court.voteOf(caseId, juror));
+        bool revealed = vote <= type(uint32).max && vote & 0xff == 2;
+        bool possible = closed.fee != 0 && revealed && _isSameKind(uint16(vote >> 8), closed.leading);
         bytes memory data = abi.encodeCall(court.collectFee, (caseId, juror));
         _attempt(stranger, address(court), data, possible, "collectFee");
     }

@@ -44,7 +44,7 @@ contract Replica {
     mapping(uint64 run => uint256) public slashPausedUntil;
     mapping(bytes32 offence => Seized) private _seized;
     mapping(bytes32 caseId => IDisputeCourt.Case) private _cases;
-    mapping(bytes32 caseId => mapping(uint16 ruling => uint8)) private _tally;
+    mapping(bytes32 caseId => mapping(uint16 kind => uint8)) private _tally;
     mapping(bytes32 caseId => uint64) private _batchOfCase;
     mapping(uint64 batchId => IContributionLedger.Batch) private _batches;
     mapping(uint64 batchId => bool) private _isDisputed;
@@ -363,9 +363,18 @@ contract Replica {
     function _voteRevealed(Vm.Log calldata log, IDisputeCourt.Case storage judged) private {
         (uint16 ruling,) = abi.decode(log.data, (uint16, bytes32));
         ++judged.revealed;
-        uint8 votes = ++_tally[log.topics[1]][ruling];
+        uint8 votes = ++_tally[log.topics[1]][_kindOf(ruling)];
         judged.tied = votes == judged.leadingVotes;
-        if (votes > judged.leadingVotes) (judged.leading, judged.leadingVotes) = (ruling, votes);
+        if (votes <= judged.leadingVotes) return;
+        if (votes == 1 || _kindOf(judged.leading) != _kindOf(ruling)) judged.leading = ruling;
+        judged.leadingVotes = votes;
+    }
+
+    /// @dev Verdict and whether it is an exact fraud; zero for what says that nothing was seen.
+    function _kindOf(uint16 ruling) private pure returns (uint16) {
+        (uint16 verdict, uint16 reason) = (ruling >> 8, ruling & 0xff);
+        if (ruling == 0 || (reason == 15 && verdict != 1 && verdict != 4)) return 0;
+        return verdict << 1 | (verdict == 4 && reason >= 30 && reason < 60 ? 1 : 0);
     }
 
     /// @dev The bond of who called judges is lost unless they accept the work, or are of no one mind.

@@ -320,17 +320,21 @@ contract DisputeCourtSettleTest is VerdictTest {
     }
 
     /// @dev Shares that cannot be divided are burned.
-    function testFuzz_settle_paysJurorsFromTheRun_asFarAsItHasMoney(uint256 free) public {
+    /// @dev What the run does not have, the first right claim pays: no jury works for nothing.
+    function testFuzz_settle_paysJurorsFromTheRun_andTheRestFromTheClaim(uint256 free) public {
         free = bound(free, 0, 4 * JUROR_FEE);
         _challenge(ALICE_FRAUD, ACCEPT);
+        _claimBy(stranger, ALICE_FRAUD, ACCEPT);
         _leaveFree(free);
         _drawAndVote(_fraudLeaf, ACCEPT, ACCEPT, ACCEPT);
         uint256 paid = Math.min(free, 3 * JUROR_FEE);
-        _expectClosed(_fraudLeaf, true, ACCEPT, challenger, paid / 3);
+        _expectClaimSettled(_fraudLeaf, challenger, true, BOND - (3 * JUROR_FEE - paid));
+        _expectClaimSettled(_fraudLeaf, stranger, true, BOND);
+        _expectClosed(_fraudLeaf, true, ACCEPT, challenger, JUROR_FEE);
         _settle(ALICE_FRAUD);
         assertEq(_free(), free - paid, "the run paid");
-        assertEq(token.balanceOf(address(court)), paid / 3 * 3, "the jurors' fees wait");
-        assertEq(token.totalSupply(), SUPPLY - paid % 3, "and the rest is burned");
+        assertEq(token.balanceOf(address(court)), 3 * JUROR_FEE, "the jurors' fees wait");
+        assertEq(token.totalSupply(), SUPPLY, "nothing is burned");
     }
 
     /// @dev What was set aside for workers stays theirs.

@@ -452,15 +452,16 @@ contract DisputeCourtSummonTest is VerdictTest {
     }
 
     /// @dev Shares that cannot be divided are burned.
-    function testFuzz_settleSummoned_paysJurorsFromTheRun_asFarAsItHasMoney(uint256 free) public {
+    function testFuzz_settleSummoned_paysJurorsFromTheRun_andTheRestFromTheBond(uint256 free) public {
         free = bound(free, 0, 4 * JUROR_FEE);
         _leaveFree(free);
         _summonAndVote(ACCEPT, ACCEPT, ACCEPT);
         uint256 paid = Math.min(free, 3 * JUROR_FEE);
-        _expectClosed(_caseId, true, ACCEPT, address(0), paid / 3);
+        _expectClosed(_caseId, true, ACCEPT, address(0), JUROR_FEE);
         _settleSummoned();
         assertEq(_free(), free - paid, "the run paid");
-        assertEq(token.totalSupply(), SUPPLY - paid % 3, "the rest is burned");
+        assertEq(token.balanceOf(alice), WALLET - REQUIRED_STAKE - (3 * JUROR_FEE - paid), "and the bond the rest");
+        assertEq(token.totalSupply(), SUPPLY, "nothing is burned");
     }
 
     function test_settleSummoned_returnsTheBond_whenNobodyVoted() public {

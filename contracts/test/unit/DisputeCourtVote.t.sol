@@ -243,10 +243,11 @@ contract DisputeCourtVoteTest is CourtTest {
 
     /// @dev Any three votes, in any order: as counted the slow way after each.
     function testFuzz_revealVote_findsTheLeadingRuling(uint256 seed) public {
-        uint16[4] memory choices = [UNSEEN, ACCEPT, REJECT, STATISTICAL];
+        uint16[8] memory choices =
+            [UNSEEN, ACCEPT, REJECT, STATISTICAL, NOT_SHOWN, REJECT + 1, STATISTICAL + 1, EXACT];
         uint16[] memory votes = new uint16[](JURY_SIZE);
         for (uint256 i = 0; i < JURY_SIZE; ++i) {
-            votes[i] = choices[(seed >> (2 * i)) & 3];
+            votes[i] = choices[(seed >> (3 * i)) & 7];
             _commitVote(_fraudLeaf, _jurors[i], votes[i]);
         }
         for (uint256 i = 0; i < JURY_SIZE; ++i) {
@@ -262,7 +263,7 @@ contract DisputeCourtVoteTest is CourtTest {
         for (uint256 i = 0; i < revealed; ++i) {
             uint256 count = _votesFor(votes, revealed, votes[i]);
             if (count > most) (most, holders) = (count, 0);
-            // Each ruling is met once for each of its votes.
+            // Each kind of ruling is met once for each of its votes.
             if (count == most) ++holders;
         }
         assertEq(voted.leadingVotes, most, "most votes");
@@ -272,20 +273,39 @@ contract DisputeCourtVoteTest is CourtTest {
 
     function _votesFor(uint16[] memory votes, uint256 revealed, uint16 ruling) private pure returns (uint256 count) {
         for (uint256 i = 0; i < revealed; ++i) {
-            if (votes[i] == ruling) ++count;
+            if (_isSameKind(votes[i], ruling)) ++count;
         }
     }
 
-    /// @dev Reasons tell rulings apart, even where they cost the same.
-    function test_revealVote_countsReasonsApart() public {
-        uint16[3] memory votes = [0x043c, 0x043d, 0x043e];
-        for (uint256 i = 0; i < 3; ++i) {
-            _commitVote(_fraudLeaf, _jurors[i], votes[i]);
-        }
-        for (uint256 i = 0; i < 3; ++i) {
-            _revealVote(_fraudLeaf, _jurors[i], votes[i]);
-        }
+    /// @dev Jurors that agree on what follows lead together, whatever their reasons.
+    function test_revealVote_countsReasonsTogether() public {
+        _assertLeads([uint16(0x043c), 0x043d, 0x043e], 0x043c, 3);
+    }
+
+    /// @dev The reason is that of the vote by which a verdict took the lead.
+    function test_revealVote_keepsTheReasonThatTookTheLead() public {
+        _assertLeads([ACCEPT, REJECT, REJECT + 1], REJECT + 1, 2);
+    }
+
+    function test_revealVote_keepsTheReasonOfWhoLedAllTheTime() public {
+        _assertLeads([REJECT, ACCEPT, REJECT + 1], REJECT, 2);
+    }
+
+    function test_revealVote_countsTogetherWhoSawNothing() public {
+        _assertLeads([UNSEEN, ACCEPT, NOT_SHOWN], UNSEEN, 2);
+    }
+
+    /// @dev An exact fraud costs the worker its registration, another does not.
+    function test_revealVote_countsExactFraudsApart() public {
+        _voteAll(_fraudLeaf, 0x043b, 0x043c, ACCEPT);
         assertTrue(court.caseOf(_fraudLeaf).tied, "one vote each");
-        assertEq(court.caseOf(_fraudLeaf).leadingVotes, 1, "one vote each");
+    }
+
+    function _assertLeads(uint16[3] memory votes, uint16 ruling, uint256 count) private {
+        _voteAll(_fraudLeaf, votes[0], votes[1], votes[2]);
+        IDisputeCourt.Case memory voted = court.caseOf(_fraudLeaf);
+        assertEq(voted.leading, ruling, "leads");
+        assertEq(voted.leadingVotes, count, "votes");
+        assertFalse(voted.tied, "alone");
     }
 }

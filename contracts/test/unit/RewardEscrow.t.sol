@@ -253,7 +253,7 @@ contract RewardEscrowTest is EscrowTest {
         escrow.reserve(runId, FUNDS - PER_RECORD - left);
         _overturn(batchId, records, 0, REJECTED);
         _assertFunds(0, FUNDS - left);
-        assertEq(court.caseOf(_leaf(batchId, 0, records[0])).fee, left / JURY_SIZE, "jurors share what there was");
+        assertEq(court.caseOf(_leaf(batchId, 0, records[0])).fee, JUROR_FEE, "the claim pays the rest");
     }
 
     // -------------------------------------------------------------------- claim

@@ -402,7 +402,7 @@ class DisputeCourt(Contract):
 
     async def settle_summoned(self, batch: Batch, submission: Submission) -> Receipt:
         """As `settle`, for a batch that its run left unjudged. Its worker's bond pays the jurors
-        unless they accept the work; then the run does.
+        unless they accept the work; then the run does, and the bond what the run does not have.
         """
 
     async def summon(self, batch: Batch, submission: Submission, sources: Sequence[str]) -> Receipt:

@@ -5,7 +5,6 @@ These objects change while events are applied; only the view may change them.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -28,7 +27,7 @@ from muster.chain.structs import (
 )
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Address, BatchName, Hash32, PolicyVersion, RunId
-from muster.protocol.jury import is_same, is_unavailable
+from muster.protocol.jury import is_same, is_unavailable, kind_of, prevailing
 from muster.protocol.merkle import merkle_multi_proof, merkle_proof, verify_batch_proof
 from muster.protocol.messages import OutcomeRecord, Reason, Submission, unpack_records
 
@@ -601,16 +600,15 @@ class CaseView:
 
     @property
     def leading(self) -> int | None:
-        """The ruling with most votes; None while there is none, or several."""
-        counted = Counter(self.votes.values()).most_common(2)
-        is_tied = len(counted) == 2 and counted[0][1] == counted[1][1]
-        return counted[0][0] if counted and not is_tied else None
+        """The ruling that prevails by votes; None while there is none, or several."""
+        return prevailing(self.votes.values())
 
     @property
     def right(self) -> list[Address]:
-        """The jurors that voted for the leading ruling."""
-        leading = self.leading
-        return [who for who, vote in self.votes.items() if vote == leading]
+        """The jurors that voted for the leading ruling, whatever their reasons."""
+        if (leading := self.leading) is None:
+            return []
+        return [who for who, vote in self.votes.items() if kind_of(vote) == kind_of(leading)]
 
     @property
     def is_decided(self) -> bool:

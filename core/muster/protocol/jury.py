@@ -5,7 +5,8 @@ The rules of docs/protocol.md section 9; the contracts JuryPool and DisputeCourt
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -79,6 +80,35 @@ def is_unavailable(ruling: int) -> bool:
     """Return whether a ruling says that a file could not be obtained."""
     said = ruling >> 8 not in (Verdict.ACCEPTED, Verdict.FRAUD)
     return said and ruling & 0xFF == Reason.FILE_UNAVAILABLE
+
+
+def kind_of(ruling: int) -> int:
+    """Return a number that rulings share whose votes are counted together: they have the same
+    consequences, or all say that the work was not seen (0).
+    """
+    if not ruling or is_unavailable(ruling):
+        return 0
+    return ruling >> 8 << 1 | is_exact(ruling)
+
+
+def prevailing(votes: Iterable[int]) -> int | None:
+    """Return the ruling whose kind has most votes, as DisputeCourt counts them in the order in
+    which they are revealed; None without a vote, or if several kinds have as many.
+
+    Its reason is that of the vote by which its kind took the lead.
+    """
+    tally: Counter[int] = Counter()
+    leading, most, is_tied = 0, 0, False
+    for ruling in votes:
+        kind = kind_of(ruling)
+        tally[kind] += 1
+        if tally[kind] > most:
+            if kind != kind_of(leading) or not most:
+                leading = ruling
+            most, is_tied = tally[kind], False
+        elif tally[kind] == most:
+            is_tied = True
+    return None if is_tied or not most else leading
 
 
 @dataclass(frozen=True, slots=True)

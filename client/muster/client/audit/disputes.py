@@ -218,47 +218,54 @@ def _put_up_problems(view: Ledger, bond: int) -> Iterator[tuple[int, str]]:
     for batch_id, put_up in view.bonds.items():
         if batch_id not in brought | summoned:
             yield batch_id, "a bond was put up for work that nobody brought"
-        if put_up.wei != bond or put_up.returned_wei not in (0, bond):
+        is_whole = batch_id in summoned or put_up.returned_wei in (0, bond)
+        if put_up.wei != bond or not is_whole:
             yield batch_id, f"a bond of {format_tokens(put_up.wei)} tokens is not the court's"
 
 
 def _money_problems(view: Ledger, case: CaseView, bond: int, most_fee: int) -> Iterator[str]:
     if not case.closed:
         return
-    right = len(case.right)
-    if case.is_summons:
-        # The worker's bond, if the jury did not accept its work.
-        pot = bond if _is_lost(case) else 0
-    else:
-        pot, due = _claims_pot(case, bond, most_fee)
+    right, lost = len(case.right), _lost_bonds(case) * bond
+    paid, had = view.court_wei.get(case.case_id, (0, 0))
+    # Nobody opposed what the jury found, so its run pays, and its claimant what the run lacks.
+    is_unopposed = case.is_decided and not lost
+    pot = most_fee * right if is_unopposed else lost
+    run_owes = 0 if is_unavailable(case.recorded) or not is_unopposed else min(pot, had)
+    if paid != run_owes:
+        yield f"its run paid {format_tokens(paid)} tokens, and had {format_tokens(had)}"
+    if not case.is_summons:
+        claimant_owes = pot - run_owes if is_unopposed else 0
+        due = _returns(case, bond, claimant_owes)
         if dict(case.returned_wei) != due:
             back = ", ".join(format_tokens(wei) for wei in case.returned_wei.values())
             owed = ", ".join(format_tokens(wei) for wei in due.values())
             yield f"bonds of {back} tokens went back, due were {owed}"
-    paid, had = view.court_wei.get(case.case_id, (0, 0))
-    is_paid_by_run = case.is_decided and pot == 0 and (not case.is_summons or _accepts(case))
-    if paid != (min(most_fee * right, had) if is_paid_by_run else 0):
-        yield f"its run paid {format_tokens(paid)} tokens, and had {format_tokens(had)}"
-    fee = min(most_fee, (pot + paid) // right) if right else 0
+    fee = min(most_fee, pot // right) if right else 0
     if case.fee_wei != fee:
         yield f"jurors get {format_tokens(case.fee_wei)} tokens each, due are {format_tokens(fee)}"
     if wrong := sorted(case.collected - set(case.right)):
         yield f"{', '.join(wrong)} took a fee and voted otherwise"
-    yield from _bond_problems(view, case)
+    if case.is_summons:
+        yield from _bond_problems(view, case, bond - (pot - run_owes))
 
 
-def _claims_pot(case: CaseView, bond: int, fee: int) -> tuple[int, dict[int, int]]:
-    """Return how much claimants lost to the jurors, and by place how much of each bond returns."""
+def _lost_bonds(case: CaseView) -> int:
+    """Return how many bonds a jury found wrong."""
+    if case.is_summons:
+        return int(_is_lost(case))
+    return 0 if case.leading is None else len(case.claims) - len(_right_claims(case))
+
+
+def _returns(case: CaseView, bond: int, owed: int) -> dict[int, int]:
+    """Return how much of each claim's bond goes back, by place; the first right one pays `owed`."""
     if case.leading is None:
-        return 0, dict.fromkeys(range(len(case.claims)), bond)
+        return dict.fromkeys(range(len(case.claims)), bond)
     right = _right_claims(case)
     due = {place: bond if place in right else 0 for place in range(len(case.claims))}
-    pot = bond * (len(case.claims) - len(right))
-    if case.is_decided and pot == 0 and is_unavailable(case.recorded):
-        # Nobody opposed the claim, and the run's validators could not see the work.
-        pot = fee * len(case.right)
-        due[right[0]] = bond - pot
-    return pot, due
+    if right:
+        due[right[0]] -= owed
+    return due
 
 
 def _right_claims(case: CaseView) -> list[int]:
@@ -297,25 +304,27 @@ def _reporter_problems(case: CaseView, announced: Mapping[Hash32, Sequence[int]]
         yield f"{case.reporter} is its reporter, {' or '.join(sorted(reporters))} must be"
 
 
-def _bond_problems(view: Ledger, case: CaseView) -> Iterator[str]:
-    if not case.is_summons:
-        return
+def _bond_problems(view: Ledger, case: CaseView, back: int) -> Iterator[str]:
     bond = view.bonds.get(case.batch_id)
     if bond is None:
         yield "a jury was called without a bond"
     elif _is_lost(case) == bool(bond.returned_wei):
         yield "the bond went back, and is lost" if bond.returned_wei else "the bond is held back"
+    elif bond.returned_wei and bond.returned_wei != back:
+        went, due = format_tokens(bond.returned_wei), format_tokens(back)
+        yield f"{went} tokens of the bond went back, due were {due}"
 
 
 def held_court(view: Ledger, bond: int) -> int:
     """Return what DisputeCourt must hold, as the events give it, in wei."""
-    held, lost = 0, set()
+    held, gone = 0, set()
     for case in view.cases.values():
         if case.closed:
             held += case.fee_wei * (len(case.right) - len(case.collected))
         elif not case.is_summons:
             held += bond * len(case.claims)
-        if case.closed and case.is_summons and _is_lost(case):
-            lost.add(case.batch_id)
-    kept = (put for batch_id, put in view.bonds.items() if batch_id not in lost)
+        if case.closed and case.is_summons and case.leading is not None:
+            # What did not go back is burned, or among the jurors' fees.
+            gone.add(case.batch_id)
+    kept = (put for batch_id, put in view.bonds.items() if batch_id not in gone)
     return held + sum(each.wei - each.returned_wei for each in kept)

@@ -281,20 +281,22 @@ RULINGS = [
     0,
     *(Ruling(verdict, Reason(reason)).number for verdict in Verdict for reason in (0, 15, 30, 60)),
 ]
+UNSEEN = (0, 0x020F, 0x030F)
+"""Rulings that say that the work was not seen."""
 JURORS = [to_address(bytes([i]) * 20) for i in range(1, 8)]
 
 
 def tallied(votes: list[int]) -> int | None:
-    """Return the ruling with most votes as DisputeCourt counts: vote by vote."""
-    tally: Counter[int] = Counter()
-    leading, most, is_tied = None, 0, False
-    for vote in votes:
-        tally[vote] += 1
-        if tally[vote] > most:
-            leading, most, is_tied = vote, tally[vote], False
-        elif tally[vote] == most:
-            is_tied = True
-    return None if is_tied else leading
+    """Return the ruling that prevails, each verdict's votes counted in full after each vote."""
+    kinds = [0 if vote in UNSEEN else (vote >> 8, vote == 0x041E) for vote in votes]
+    leader, led = 0, 0
+    for i, vote in enumerate(votes):
+        counts = Counter(kinds[: i + 1])
+        if counts[kinds[i]] == max(counts.values()) > led:
+            is_longer = led > 0 and kinds[votes.index(leader)] == kinds[i]
+            leader, led = leader if is_longer else vote, counts[kinds[i]]
+    holders = [kind for kind, count in Counter(kinds).items() if count == led]
+    return leader if len(holders) == 1 else None
 
 
 @given(
@@ -305,10 +307,12 @@ def test_what_votes_decide_is_what_the_court_counts(votes: list[int], recorded: 
     case = CaseView(keccak(b"case"), 1, RUN, 1, 0, WORKER, recorded, 9, 7, 100, "0xo")
     case.votes = dict(zip(JURORS, votes, strict=False))
     assert case.leading == tallied(votes)
-    assert case.right == [who for who, vote in case.votes.items() if vote == case.leading]
     if case.leading is None:
         assert not case.is_decided
+        assert not case.right
         return
+    agreeing = [vote for vote in RULINGS if tallied([vote, case.leading]) is not None]
+    assert case.right == [who for who, vote in case.votes.items() if vote in agreeing]
     verdict, reason = divmod(case.leading, 256)
     was, why = divmod(recorded, 256)
     is_seen = case.leading != 0 and (reason != 15 or verdict in (1, 4))

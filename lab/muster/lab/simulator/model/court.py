@@ -42,6 +42,7 @@ from muster.lab.simulator.model.work import (
     is_seen,
     is_unavailable,
     is_verdict,
+    kind_of,
 )
 
 
@@ -217,8 +218,6 @@ class Court(Ledger):
         overturned = decided and is_seen(ruling) and not is_same(ruling, case.recorded)
         case.status = OVERTURNED if overturned else UPHELD
         pot = self._settle_claims(leaf, case, decided, overturned)
-        if overturned and not pot:
-            pot = self._paid_by_run(case)
         self._pay_jurors(case, votes if decided else 0, pot)
         if overturned and record.verdict == FRAUD:
             exact = is_exact(record.ruling)
@@ -252,15 +251,17 @@ class Court(Ledger):
         bond, (ruling, votes, _) = self.fixed.bond, case.leading()
         right = [made for made in case.claims if overturned and is_same(made.ruling, ruling)]
         pot = bond * (len(case.claims) - len(right)) if decided else 0
-        payer = None
-        if overturned and not pot and is_unavailable(case.recorded):
-            payer, pot = right[0], self.fixed.juror_fee * votes
+        owed = 0
+        if overturned and not pot:
+            pot = owed = self.fixed.juror_fee * votes
+            if not is_unavailable(case.recorded):
+                owed -= self._paid_by_run(case)
         if right:
             case.reporter = min(right, key=lambda made: made.announced_in).claimant
         for made in case.claims:
             returned = bond if made in right or not decided else 0
-            if made is payer:
-                returned = bond - pot
+            if right and made is right[0]:
+                returned -= owed
             self.emit(
                 "ClaimSettled",
                 case_id=name,
@@ -294,20 +295,22 @@ class Court(Ledger):
         case.status = OVERTURNED if seen else UPHELD
         payer = self.bonds.pop(header.batch)
         lost = decided and not accepted
-        pot = self.fixed.bond if lost else self._paid_by_run(case) if accepted else 0
+        pot = self.fixed.bond if lost else self.fixed.juror_fee * votes if accepted else 0
+        owed = pot - self._paid_by_run(case) if accepted else 0
         self._pay_jurors(case, votes if decided else 0, pot)
         self._emit_closed(name, case, ruling if seen else 0)
         if seen:
             self._judge(header, work, ruling)
         if not lost:
-            self._return_bond(header.batch, payer)
+            self._return_bond(header.batch, payer, self.fixed.bond - owed)
 
     # ------------------------------------------------------------- fees, fines, bonds
 
     def collect_fee(self, name: Name, juror: str) -> None:
         case = self._closed_case(name)
         right = case.fee > 0 and juror not in case.paid
-        right = right and case.revealed.get(juror) == case.leading()[0]
+        right = right and juror in case.revealed
+        right = right and kind_of(case.revealed[juror]) == kind_of(case.leading()[0])
         need(right, "CourtNothingDue", name, juror)
         case.paid.add(juror)
         self.emit("FeeCollected", case_id=name, juror=juror, amount=case.fee)
@@ -348,11 +351,11 @@ class Court(Ledger):
             self._batch(header)
             held = header.status == JUDGED
         need(held, "CourtBondHeld", header.batch)
-        self._return_bond(header.batch, self.bonds.pop(header.batch))
+        self._return_bond(header.batch, self.bonds.pop(header.batch), self.fixed.bond)
 
-    def _return_bond(self, batch: int, payer: str) -> None:
-        self.emit("BondReturned", batch_id=batch, payer=payer, amount=self.fixed.bond)
-        self._move("DisputeCourt", payer, self.fixed.bond)
+    def _return_bond(self, batch: int, payer: str, amount: int) -> None:
+        self.emit("BondReturned", batch_id=batch, payer=payer, amount=amount)
+        self._move("DisputeCourt", payer, amount)
 
     # ----------------------------------------------------- faults that prove themselves
 

@@ -171,17 +171,19 @@ class Case:
     """Whether a claim proved that the batch holds the work."""
 
     def leading(self) -> tuple[int, int, bool]:
-        """Return the ruling with most votes that had them first, its votes, and whether another
-        has as many.
+        """Return the ruling by which the kind with most votes took the lead, the votes of its kind,
+        and whether another kind has as many.
         """
-        votes = list(self.revealed.values())
-        most = max(map(votes.count, votes), default=0)
-        for seen in range(len(votes) + 1):
-            for ruling in votes[:seen]:
-                if votes[:seen].count(ruling) == most:
-                    tied = len({each for each in votes if votes.count(each) == most}) > 1
-                    return ruling, most, tied
-        return 0, 0, False
+        votes, lead, led = list(self.revealed.values()), 0, 0
+        for seen in range(1, len(votes) + 1):
+            kinds = [kind_of(each) for each in votes[:seen]]
+            most = max(map(kinds.count, kinds))
+            if kinds.count(kinds[-1]) == most > led:
+                lead = lead if led and kind_of(lead) == kinds[-1] else votes[seen - 1]
+                led = most
+        kinds = [kind_of(each) for each in votes]
+        tied = len({each for each in kinds if kinds.count(each) == led}) > 1
+        return lead, led, tied
 
 
 class Standing(NamedTuple):
@@ -206,6 +208,11 @@ def is_verdict(ruling: int) -> bool:
 def is_exact(ruling: int) -> bool:
     """Return whether a ruling is a fraud that one look proves."""
     return ruling >> 8 == FRAUD and 30 <= ruling & 255 <= 59
+
+
+def kind_of(ruling: int) -> tuple[int, bool]:
+    """Return what rulings share whose votes are counted together."""
+    return (ruling >> 8, is_exact(ruling)) if is_seen(ruling) else (0, False)
 
 
 def is_same(one: int, other: int) -> bool:
