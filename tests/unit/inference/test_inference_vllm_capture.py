@@ -13,7 +13,7 @@ from worlds.replays import replay_sample
 
 from muster.inference.engine import Sample
 from muster.inference.vllm.capture import ChosenRows, HiddenStates, PromptRows
-from muster.inference.vllm.frames import Facts
+from muster.inference.vllm.frames import PolicyShape
 from muster.protocol.errors import ProofError
 from muster.protocol.recipe import ProofRecipe
 from muster.toploc import build_proofs
@@ -185,9 +185,9 @@ def test_extension_examines_the_kept_rows() -> None:
     extension.muster_captures[0].add("a", 0, own)
     proofs = extension.muster_build(0, "a", proof)
     assert proofs == build_proofs(own[1:], chunk_tokens=2, topk=8)
-    facts = Facts(H, 3, frozenset({2}), 64)
+    shape = PolicyShape(H, 3, frozenset({2}), 64)
     sample = Sample((1, 2), (0, 1, 2), 7, proofs)
-    found = extension.muster_examine(0, "a", sample, facts, proof, 0.5)
+    found = extension.muster_examine(0, "a", sample, shape, proof, 0.5)
     logits = (own[1:, :3] * 2).numpy()
     margins, expected = replay_sample(logits, (0, 1, 2), 7, 0.5)
     assert found.replayed.margins_T.tolist() == margins.tolist()

@@ -214,10 +214,10 @@ def test_chunks_that_are_no_numbers_are_caught() -> None:
     "lie", [{"hidden_size": 0}, {"vocab_size": None}, {"eos_token_ids": 3}, {"context": "x"}]
 )
 def test_facts_that_cannot_be_are_caught(lie: dict[str, object]) -> None:
-    facts = frames.Facts(4, 11, frozenset({10}), 64)
-    assert frames.Facts.from_header(facts.to_header()) == facts
+    shape = frames.PolicyShape(4, 11, frozenset({10}), 64)
+    assert frames.PolicyShape.from_header(shape.to_header()) == shape
     with pytest.raises(ChannelBroken):
-        frames.Facts.from_header({**facts.to_header(), **lie})
+        frames.PolicyShape.from_header({**shape.to_header(), **lie})
 
 
 @given(st.lists(st.integers(1, frames.BATCH_TOKENS * 2)))

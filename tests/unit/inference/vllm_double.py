@@ -32,8 +32,8 @@ def answers(frame: Any, folder: Path) -> Iterator[Any]:
         if mode == "refuses":
             yield Frame({"kind": "refused", "message": "no such model", "hint": "another"})
             return
-        facts = frames.Facts(HIDDEN, VOCAB, frozenset({EOS}), CONTEXT)
-        yield Frame({"kind": "done", "in_place": False, **facts.to_header()})
+        shape = frames.PolicyShape(HIDDEN, VOCAB, frozenset({EOS}), CONTEXT)
+        yield Frame({"kind": "done", "in_place": False, **shape.to_header()})
         return
     with notes.open("a") as file:
         file.write(f"{frame.kind}\n")

@@ -23,7 +23,7 @@ from muster.inference.blocks import examine_rows
 from muster.inference.device_proofs import build_proofs, builder_on
 from muster.inference.engine import Examined, Sample
 from muster.inference.forward import to_rows
-from muster.inference.vllm.frames import Facts
+from muster.inference.vllm.frames import PolicyShape
 from muster.protocol.errors import ProofError
 from muster.protocol.recipe import ProofRecipe
 
@@ -83,7 +83,7 @@ class HiddenStates:
         call: int,
         request: str,
         sample: Sample,
-        facts: Facts,
+        shape: PolicyShape,
         proof: ProofRecipe,
         temperature: float,
     ) -> Examined:
@@ -93,8 +93,8 @@ class HiddenStates:
                 [sample],
                 [self.muster_captures[call].rows(request)],
                 self.model_runner.model.compute_logits,
-                vocab_size=facts.vocab_size,
-                eos=facts.eos_token_ids,
+                vocab_size=shape.vocab_size,
+                eos=shape.eos_token_ids,
                 proof=proof,
                 temperature=temperature,
             )

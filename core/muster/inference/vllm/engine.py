@@ -30,7 +30,7 @@ from muster.inference.engine import (
 )
 from muster.inference.turns import Weights
 from muster.inference.vllm import frames
-from muster.inference.vllm.frames import ChannelBroken, Facts, Frame, Tokens
+from muster.inference.vllm.frames import ChannelBroken, Frame, PolicyShape, Tokens
 from muster.inference.vllm.process import (
     CHILD,
     END_S,
@@ -72,7 +72,7 @@ class _Loaded:
 
     version: PolicyVersion
     folder: Path
-    facts: Facts
+    shape: PolicyShape
     set_aside: SetAside
     """The folder's list of problems set aside."""
     files: list[tuple[str, int, int]]
@@ -135,17 +135,17 @@ class ProcessEngine:
     @property
     def hidden_size(self) -> int:
         """Width of a hidden state."""
-        return self._facts().hidden_size
+        return self._shape().hidden_size
 
     @property
     def vocab_size(self) -> int:
         """Logits per position; token ids are below it."""
-        return self._facts().vocab_size
+        return self._shape().vocab_size
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
         """Ids that end a completion."""
-        return self._facts().eos_token_ids
+        return self._shape().eos_token_ids
 
     @property
     def set_aside(self) -> SetAside:
@@ -174,8 +174,8 @@ class ProcessEngine:
             folder = folder.resolve()
             files, listed = _files(folder), set_aside_in(folder)
             done = self._retrying(lambda: self._open(folder))
-            facts = Facts.from_header(done.header)
-            self._loaded = _Loaded(version, folder, facts, listed, files)
+            shape = PolicyShape.from_header(done.header)
+            self._loaded = _Loaded(version, folder, shape, listed, files)
         in_place = bool(done.header.get("in_place"))
         logger.info("policy loaded", extra={"policy_version": version, "in_place": in_place})
 
@@ -196,7 +196,7 @@ class ProcessEngine:
                 watch(Progress(tokens + made.tokens, ended, ended_tokens))
 
         with self._weights.used():
-            self._facts()
+            self._shape()
             for request in requests:
                 require_samplable(request)
                 self._require_fits(request.prompt_tokens, request.max_new_tokens)
@@ -242,7 +242,7 @@ class ProcessEngine:
         """Return the token ids of a prompt, which may stand within a sequence."""
         question = frames.prompt_frame(text, is_start)
         with self._weights.used():
-            self._facts()
+            self._shape()
             done = self._retrying(lambda: self._ask(question))
         return tuple(map(int, done.header["tokens"]))
 
@@ -250,7 +250,7 @@ class ProcessEngine:
         """Return the text of a completion without EOS and special tokens."""
         question = Frame({"kind": "decode"}, frames.pack([tokens]))
         with self._weights.used():
-            self._facts()
+            self._shape()
             done = self._retrying(lambda: self._ask(question))
         return done.body.decode(errors="surrogatepass")
 
@@ -344,7 +344,7 @@ class ProcessEngine:
             try:
                 if _files(loaded.folder) != loaded.files:
                     raise EngineError(f"policy folder {loaded.folder} changed while it was loaded")
-                if Facts.from_header(self._open(loaded.folder).header) != loaded.facts:
+                if PolicyShape.from_header(self._open(loaded.folder).header) != loaded.shape:
                     raise EngineError(f"policy folder {loaded.folder} is another policy now")
             except EngineError:
                 self._loaded = None
@@ -357,23 +357,23 @@ class ProcessEngine:
         return frames.parts([len(prompt) + len(completion) for prompt, completion in samples])
 
     def _require_fits(self, prompt: Tokens, new_tokens: int, completion: Tokens = ()) -> None:
-        facts = self._facts()
+        shape = self._shape()
         require_fits(
             prompt,
             new_tokens,
             completion,
-            vocab_size=facts.vocab_size,
-            context=facts.context,
+            vocab_size=shape.vocab_size,
+            context=shape.context,
             room=self._context,
         )
 
     def _find_python(self) -> Path:
         return Path(sys.executable)
 
-    def _facts(self) -> Facts:
+    def _shape(self) -> PolicyShape:
         if self._loaded is None:
             raise EngineError("no policy is loaded", hint="call load_policy first")
-        return self._loaded.facts
+        return self._loaded.shape
 
 
 class VllmEngine(ProcessEngine):

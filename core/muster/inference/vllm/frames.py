@@ -161,8 +161,8 @@ def _timeval(seconds: float | None) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """Facts about the policy that a process has loaded."""
+class PolicyShape:
+    """Sizes of the policy that a process has loaded, and the tokens that end its completions."""
 
     hidden_size: int
     """Width of a hidden state."""
@@ -174,12 +174,12 @@ class Facts:
     """The most positions of a sample."""
 
     def to_header(self) -> dict[str, Any]:
-        """Return the facts as a frame's header holds them."""
+        """Return the shape as a frame's header holds it."""
         return {**asdict(self), "eos_token_ids": sorted(self.eos_token_ids)}
 
     @staticmethod
-    def from_header(header: dict[str, Any]) -> Facts:
-        """Return the facts of a header; raises ChannelBroken."""
+    def from_header(header: dict[str, Any]) -> PolicyShape:
+        """Return the shape of a header; raises ChannelBroken."""
         try:
             numbers = [int(header[name]) for name in ("hidden_size", "vocab_size", "context")]
             hidden_size, vocab_size, context = numbers
@@ -188,7 +188,7 @@ class Facts:
             raise ChannelBroken(f"facts of a policy do not parse: {error}") from None
         if min(numbers) < 1:
             raise ChannelBroken(f"a policy has sizes {numbers}")
-        return Facts(hidden_size, vocab_size, eos, context)
+        return PolicyShape(hidden_size, vocab_size, eos, context)
 
 
 def pack(rows: Iterable[Tokens]) -> bytes:

@@ -24,8 +24,8 @@ from muster.inference.engine import Completion, Examined, Progress, Request, Roo
 from muster.inference.vllm.frames import (
     Channel,
     ChannelBroken,
-    Facts,
     Frame,
+    PolicyShape,
     Tokens,
     completion_frame,
     examined_frame,
@@ -171,7 +171,7 @@ class Host:
             # Another model: vLLM frees its memory only when its process ends.
             yield Frame({"kind": "done", "other": True})
             return
-        yield Frame({"kind": "done", "in_place": in_place, **self._policy.facts.to_header()})
+        yield Frame({"kind": "done", "in_place": in_place, **self._policy.shape.to_header()})
 
     def _generate(self, question: Frame, answer: _Answer) -> Iterator[Frame]:
         requests, proof = requests_of(question), _proof_of(question)
@@ -250,7 +250,7 @@ class HostedTransformers:
         engine = self._engine
         engine.load_policy(folder, _ANY)
         config = engine.model.config.get_text_config()
-        self.facts = Facts(
+        self.shape = PolicyShape(
             hidden_size=engine.hidden_size,
             vocab_size=engine.vocab_size,
             eos_token_ids=engine.eos_token_ids,

@@ -22,7 +22,7 @@ from muster.inference.engine import Completion, Examined, Progress, Request, Sam
 from muster.inference.policy_files import declared_ends, fingerprint
 from muster.inference.prompts import encode_prompt
 from muster.inference.turns import Turn
-from muster.inference.vllm.frames import Facts, Tokens
+from muster.inference.vllm.frames import PolicyShape, Tokens
 from muster.protocol.errors import EngineError
 from muster.protocol.prompts import Prompt
 from muster.protocol.recipe import ProofRecipe
@@ -89,7 +89,7 @@ class HostedPolicy:
         self._numbers = count()
         self._ended: dict[str, list[int]] = {}
         self._call("muster_watch")
-        self.facts = self._find_facts(folder)
+        self.shape = self._find_shape(folder)
 
     def swap(self, folder: Path) -> bool:
         """Overwrite the weights with a folder's, if nothing else differs; return whether that was
@@ -116,7 +116,7 @@ class HostedPolicy:
         """Return the text of a completion without EOS and special tokens."""
         with self._reading:
             text: str = self._tokenizer.decode(
-                [token for token in tokens if token not in self.facts.eos_token_ids],
+                [token for token in tokens if token not in self.shape.eos_token_ids],
                 skip_special_tokens=True,
                 clean_up_tokenization_spaces=False,
             )
@@ -134,7 +134,7 @@ class HostedPolicy:
         progress once per step. vLLM's scheduler starts the runs with the smallest `due` first.
         """
         done = ended_tokens = 0
-        asked = [(r.prompt_tokens, _sampled(r, self.facts)) for r in requests]
+        asked = [(r.prompt_tokens, _sampled(r, self.shape)) for r in requests]
         run = _Run(next(self._numbers), due)
 
         def begin() -> None:
@@ -179,7 +179,7 @@ class HostedPolicy:
         """Yield every sample's place and findings, in the order they end."""
         pairs = [(sample.prompt_tokens, sample.completion_tokens) for sample in samples]
         for run, place in self._prefilled(pairs, tick):
-            asked = (run.names[place], samples[place], self.facts, proof, temperature)
+            asked = (run.names[place], samples[place], self.shape, proof, temperature)
             with self._turn:
                 found = self._call("muster_examine", run.number, *asked)
             yield place, found
@@ -254,8 +254,8 @@ class HostedPolicy:
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return self._engine.collective_rpc(method, args=args, kwargs=kwargs)[0]
 
-    def _find_facts(self, folder: Path) -> Facts:
-        return Facts(
+    def _find_shape(self, folder: Path) -> PolicyShape:
+        return PolicyShape(
             hidden_size=self._config.get_text_config().hidden_size,
             vocab_size=self._llm.model_config.get_vocab_size(),
             eos_token_ids=declared_ends(folder, self._config, self._tokenizer),
@@ -414,7 +414,7 @@ def _shapes(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
 # --------------------------------------------------------------------------------------- sampling
 
 
-def _sampled(request: Request, facts: Facts) -> Any:
+def _sampled(request: Request, shape: PolicyShape) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -423,7 +423,7 @@ def _sampled(request: Request, facts: Facts) -> Any:
     return SamplingParams(
         temperature=0.0,
         max_tokens=request.max_new_tokens,
-        stop_token_ids=sorted(facts.eos_token_ids),
+        stop_token_ids=sorted(shape.eos_token_ids),
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
         extra_args={ARGUMENT: [request.seed, request.temperature, request.position]},
