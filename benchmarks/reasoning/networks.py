@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from muster.app.demo.display import DemoDisplay
-from muster.app.demo.facts import gather_facts
 from muster.app.demo.keys import CHEATS, Cast, cast
 from muster.app.demo.network import Network, NetworkOptions
+from muster.app.demo.observations import observe
 from muster.app.demo.processes import DemoProcess
-from muster.app.demo.report import DemoFacts, run_checks, worker_reports
+from muster.app.demo.report import DemoObservations, run_checks, worker_reports
 from muster.app.demo.story import settle, train
 from muster.chain import ChainView, read_view
 from muster.protocol.ids import RunId
@@ -206,16 +206,16 @@ async def reinforce(given: Given, out: Path, progress: DemoDisplay) -> tuple[Hap
         relays = ["--relay", network.relay_url, "--orchestrator", network.orchestrator_url]
         await network.command("fetch", "model", "fetch", "--run", run_id, "--out", out, *relays)
         steps = network.options.steps
-        facts = await gather_facts(network, run_id, steps, began, returned_at)
-        checks = run_checks(facts, worker_reports(facts))
+        observed = await observe(network, run_id, steps, began, returned_at)
+        checks = run_checks(observed, worker_reports(observed))
         failed = [c.name for c in checks if not c.passed and c.name not in NOT_PROMISED]
         figures = _read_lines(network.trainer_state / "metrics.jsonl")
-        return _happened(facts.view, run_id, _workers(facts), failed), figures
+        return _happened(observed.view, run_id, _workers(observed), failed), figures
 
 
-def _workers(facts: DemoFacts) -> list[dict[str, Any]]:
-    names = {member.wallet.address: member.name for member in facts.cast.members}
-    return [{"name": names[w.address], **asdict(w)} for w in worker_reports(facts)]
+def _workers(observed: DemoObservations) -> list[dict[str, Any]]:
+    names = {member.wallet.address: member.name for member in observed.cast.members}
+    return [{"name": names[w.address], **asdict(w)} for w in worker_reports(observed)]
 
 
 def _happened(

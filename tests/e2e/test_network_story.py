@@ -21,9 +21,9 @@ from rich.console import Console
 
 from muster.app.cli import muster
 from muster.app.demo.display import DemoDisplay
-from muster.app.demo.facts import gather_facts
 from muster.app.demo.keys import cast
 from muster.app.demo.network import Network, NetworkOptions
+from muster.app.demo.observations import observe
 from muster.app.demo.report import build_report
 from muster.app.demo.story import keep_open, settle, start, take_model, train
 
@@ -84,9 +84,9 @@ async def test_network_keeps_its_promises_when_the_orchestrator_loses_its_databa
             await take_model(network, run_id, progress)
             await _walk_guides(network, tmp_path)
             await _validators_end(network)
-            facts = await gather_facts(network, run_id, 3, began, returned_at)
+            observed = await observe(network, run_id, 3, began, returned_at)
         await _stranger_earns(network, tmp_path)
-    report = build_report(facts)
+    report = build_report(observed)
     assert (tmp_path / "net" / "trained-model" / "README.md").read_text().startswith("---")
     assert {c["name"] for c in report["checks"] if not c["passed"]} <= LEARNED
     assert {slash["reason"] for slash in report["slashes"]} == {"wrong_reward", "toploc_mismatch"}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from muster.app.demo.keys import cast
-from muster.app.demo.report import DemoFacts, RecordedSubmission, TrainedStep, build_report
+from muster.app.demo.report import DemoObservations, RecordedSubmission, TrainedStep, build_report
 from muster.chain import Offence, StakeView
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import Hash32, PolicyVersion, RunId, Step
@@ -127,8 +127,8 @@ def make_audit() -> dict[str, Any]:
     }
 
 
-def make_facts() -> DemoFacts:
-    return DemoFacts(
+def make_observed() -> DemoObservations:
+    return DemoObservations(
         cast=PEOPLE,
         run_id=RUN,
         view=make_view(),
@@ -152,24 +152,24 @@ def make_facts() -> DemoFacts:
     )
 
 
-def broken(facts: DemoFacts) -> list[str]:
-    return [c["name"] for c in build_report(facts)["checks"] if not c["passed"]]
+def broken(observed: DemoObservations) -> list[str]:
+    return [c["name"] for c in build_report(observed)["checks"] if not c["passed"]]
 
 
 def test_an_honest_story_keeps_every_promise() -> None:
-    report = build_report(make_facts())
+    report = build_report(make_observed())
     assert all(check["passed"] for check in report["checks"])
     assert len(report["checks"]) == 11
 
 
 def test_the_readme_names_every_promise() -> None:
     readme = (Path(__file__).parents[3] / "README.md").read_text()
-    promises = [check["name"] for check in build_report(make_facts())["checks"]]
+    promises = [check["name"] for check in build_report(make_observed())["checks"]]
     assert re.findall(r"^\d+\. (.+)$", readme, re.M) == promises
 
 
 def test_the_report_has_the_documented_form() -> None:
-    report = build_report(make_facts())
+    report = build_report(make_observed())
     assert set(report) == {"wall_s", "steps", "reward", "workers", "slashes", "chain", "checks"}
     assert report["reward"] == {"start": 0.3, "end": 0.8, "curve": [0.4, 0.7]}
     assert report["slashes"] == [
@@ -199,23 +199,25 @@ def test_the_report_has_the_documented_form() -> None:
     ],
 )
 def test_learning_is_denied(evaluations: list[tuple[int, float]], reason: str) -> None:
-    assert broken(replace(make_facts(), evaluations=evaluations)) == ["the policy learned"], reason
+    assert broken(replace(make_observed(), evaluations=evaluations)) == ["the policy learned"], (
+        reason
+    )
 
 
 @pytest.mark.parametrize("returned_at", [9, 13])
 def test_a_worker_that_did_nothing_after_its_return_is_noticed(returned_at: int) -> None:
-    facts = replace(make_facts(), returned_at=returned_at)
-    assert broken(facts) == ["the killed worker came back and worked"]
+    observed = replace(make_observed(), returned_at=returned_at)
+    assert broken(observed) == ["the killed worker came back and worked"]
 
 
 @pytest.mark.parametrize("returned_at", [None, 14])
 def test_a_return_is_not_promised_when_there_was_no_time_for_it(returned_at: int | None) -> None:
-    report = build_report(replace(make_facts(), returned_at=returned_at))
+    report = build_report(replace(make_observed(), returned_at=returned_at))
     assert "the killed worker came back and worked" not in [c["name"] for c in report["checks"]]
 
 
 def test_a_missing_step_is_noticed() -> None:
-    assert "every training step was made" in broken(replace(make_facts(), steps=3))
+    assert "every training step was made" in broken(replace(make_observed(), steps=3))
 
 
 @pytest.mark.parametrize(
@@ -229,14 +231,14 @@ def test_a_missing_step_is_noticed() -> None:
     ids=["twice", "gap", "beyond the stream", "nothing"],
 )
 def test_files_trained_twice_or_lost_are_noticed(trained: list[TrainedStep]) -> None:
-    facts = replace(make_facts(), trained=trained)
-    assert broken(facts) == ["no accepted file was trained twice or lost"]
+    observed = replace(make_observed(), trained=trained)
+    assert broken(observed) == ["no accepted file was trained twice or lost"]
 
 
-def _change_view(change: Callable[[Any], None]) -> DemoFacts:
-    facts = make_facts()
-    change(facts.view)
-    return facts
+def _change_view(change: Callable[[Any], None]) -> DemoObservations:
+    observed = make_observed()
+    change(observed.view)
+    return observed
 
 
 def _set(target: str, name: str, value: object) -> Callable[[Any], None]:
@@ -291,17 +293,17 @@ def test_a_loss_that_nobody_signed_for_is_noticed(change: Callable[[Any], None])
 
 
 def test_a_second_fraud_may_cost_what_is_left() -> None:
-    facts = make_facts()
-    second = SimpleNamespace(**vars(facts.view.slashes[0]) | {"amount_wei": 500, "priors": 1})
-    facts.view.slashes.append(second)
-    _lose(facts.view, (RUN, CHEATER), 500)
-    facts.audit["slashes"].append({"worker": CHEATER, "amount_wei": "500"})
-    assert broken(facts) == []
+    observed = make_observed()
+    second = SimpleNamespace(**vars(observed.view.slashes[0]) | {"amount_wei": 500, "priors": 1})
+    observed.view.slashes.append(second)
+    _lose(observed.view, (RUN, CHEATER), 500)
+    observed.audit["slashes"].append({"worker": CHEATER, "amount_wei": "500"})
+    assert broken(observed) == []
 
 
 def test_a_balance_that_differs_from_the_payment_is_noticed() -> None:
-    facts = replace(make_facts(), earned_wei={HONEST: 801, RESTARTED: 800, CHEATER: 0})
-    assert broken(facts) == ["every honest worker was paid what the ledger says"]
+    observed = replace(make_observed(), earned_wei={HONEST: 801, RESTARTED: 800, CHEATER: 0})
+    assert broken(observed) == ["every honest worker was paid what the ledger says"]
 
 
 @pytest.mark.parametrize(
@@ -315,7 +317,7 @@ def test_a_balance_that_differs_from_the_payment_is_noticed() -> None:
     ids=["empty", "missing one", "other files", "other places"],
 )
 def test_a_database_that_differs_is_noticed(stored: list[RecordedSubmission]) -> None:
-    assert broken(replace(make_facts(), stored=stored)) == ["chain and database agree"]
+    assert broken(replace(make_observed(), stored=stored)) == ["chain and database agree"]
 
 
 @pytest.mark.parametrize(
@@ -331,40 +333,40 @@ def test_a_database_that_differs_is_noticed(stored: list[RecordedSubmission]) ->
 def test_database_need_not_hold_work_committed_directly(
     direct: bool, stored: list[Hash32], expected: list[str]
 ) -> None:
-    facts, root = make_facts(), keccak(b"direct")
-    facts.view.batches[1].records.pop()
-    facts.view.batches[2] = make_batch(RECORDS[-1:], root, direct=direct)
-    rows = [*facts.stored[:-1], *(RecordedSubmission(h, root, 0) for h in stored)]
-    assert broken(replace(facts, stored=rows)) == expected
+    observed, root = make_observed(), keccak(b"direct")
+    observed.view.batches[1].records.pop()
+    observed.view.batches[2] = make_batch(RECORDS[-1:], root, direct=direct)
+    rows = [*observed.stored[:-1], *(RecordedSubmission(h, root, 0) for h in stored)]
+    assert broken(replace(observed, stored=rows)) == expected
 
 
 def test_a_waiting_submission_is_no_disagreement() -> None:
-    facts = make_facts()
+    observed = make_observed()
     waiting = RecordedSubmission(keccak(b"waiting"), None, None)
-    assert broken(replace(facts, stored=[*facts.stored, waiting])) == []
+    assert broken(replace(observed, stored=[*observed.stored, waiting])) == []
 
 
 def test_an_audit_with_a_contradiction_is_noticed() -> None:
     audit = make_audit() | {"checks": [{"name": "roots", "passed": False}]}
-    assert broken(replace(make_facts(), audit=audit)) == ["the auditor finds no contradiction"]
+    assert broken(replace(make_observed(), audit=audit)) == ["the auditor finds no contradiction"]
 
 
 def test_an_audit_without_checks_is_no_audit() -> None:
     audit = make_audit() | {"checks": []}
-    assert broken(replace(make_facts(), audit=audit)) == ["the auditor finds no contradiction"]
+    assert broken(replace(make_observed(), audit=audit)) == ["the auditor finds no contradiction"]
 
 
 @pytest.mark.parametrize("name", ["status", "submitted", "accepted", "fraud", "units", "paid_wei"])
 def test_an_audit_with_another_figure_is_noticed(name: str) -> None:
     audit = make_audit()
     audit["workers"][0][name] = "other"
-    assert broken(replace(make_facts(), audit=audit)) == [
+    assert broken(replace(make_observed(), audit=audit)) == [
         "the auditor's figures equal the report's"
     ]
 
 
 def test_an_audit_with_another_slash_is_noticed() -> None:
     audit = make_audit() | {"slashes": []}
-    assert broken(replace(make_facts(), audit=audit)) == [
+    assert broken(replace(make_observed(), audit=audit)) == [
         "the auditor's figures equal the report's"
     ]

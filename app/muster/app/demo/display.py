@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from muster.app.demo.report import DemoFacts
+from muster.app.demo.report import DemoObservations
 from muster.chain import losses
 from muster.client.quantities import format_tokens
 from muster.protocol.ids import Address
@@ -124,13 +124,15 @@ def _latest(status: Mapping[str, Any]) -> str:
     return f"{status['reward'][-1][1]:.2f}" if status["reward"] else "-"
 
 
-def show_report(console: Console, folder: Path, facts: DemoFacts, report: dict[str, Any]) -> None:
+def show_report(
+    console: Console, folder: Path, observed: DemoObservations, report: dict[str, Any]
+) -> None:
     """Print what happened."""
     reward = report["reward"]
     console.print(f"\nreward by step, {report['steps']} steps in {report['wall_s']} s")
     console.print(terminal_curve(reward["curve"]), highlight=False)
     console.print(f"held-out reward {reward['start']:.2f} → {reward['end']:.2f}\n")
-    names = {member.wallet.address: member.name for member in facts.cast.members}
+    names = {member.wallet.address: member.name for member in observed.cast.members}
     table = Table("worker", "status", "accepted", "rejected", "fraud", "units", "paid", box=None)
     for w in report["workers"]:
         paid = f"{int(w['paid_wei']) / 10**18:g}"
@@ -138,7 +140,7 @@ def show_report(console: Console, folder: Path, facts: DemoFacts, report: dict[s
         table.add_row(names[w["address"]], w["status"], *numbers, paid)
     console.print(table)
     console.print(f"{UNITS}; paid: tokens", style="dim", highlight=False)
-    for loss in losses(facts.view):
+    for loss in losses(observed.view):
         words = f"\n{names.get(loss.owner, loss.owner)}: {loss.words(format_tokens)}"
         console.print(words, soft_wrap=True, highlight=False, markup=False)
     console.print()

@@ -1,5 +1,4 @@
-"""The facts of a demo, read from each source separately: chain, trainer, database, balances,
-audit."""
+"""Observes a demo at each source separately: chain, trainer, database, balances, audit."""
 
 from __future__ import annotations
 
@@ -9,15 +8,15 @@ import time
 from pathlib import Path
 
 from muster.app.demo.network import Network
-from muster.app.demo.report import DemoFacts, RecordedSubmission, TrainedStep
+from muster.app.demo.report import DemoObservations, RecordedSubmission, TrainedStep
 from muster.chain import ChainView, read_view
 from muster.chain.deployment import deployment_path
 from muster.protocol.ids import Address, Hash32, RunId
 
 
-async def gather_facts(
+async def observe(
     network: Network, run_id: RunId, steps: int, began: float, returned_at: int | None
-) -> DemoFacts:
+) -> DemoObservations:
     """Collect what each source says: chain, trainer, database, balances, audit."""
     trained, evaluations = read_metrics(network.trainer_state / "metrics.jsonl")
     earned: dict[Address, int] = {}
@@ -26,7 +25,7 @@ async def gather_facts(
             # All of the faucet's tokens went into the stake.
             earned[member.wallet.address] = await chain.token.balance_of(member.wallet.address)
         chain_id, view = chain.chain_id, await read_view(chain, ChainView())
-    return DemoFacts(
+    return DemoObservations(
         cast=network.cast,
         run_id=run_id,
         view=view,

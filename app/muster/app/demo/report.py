@@ -1,4 +1,4 @@
-"""The report of a demo: what happened, and whether its promises hold. Pure: facts in, report out.
+"""The report of a demo: what happened, and whether its promises hold. Pure.
 
 It has the format of `runs/demo/report.json`; amounts in wei are decimal text.
 """
@@ -49,7 +49,7 @@ class TrainedStep:
 
 
 @dataclass(frozen=True, slots=True)
-class DemoFacts:
+class DemoObservations:
     """Everything that was observed, each item from its own source."""
 
     cast: Cast
@@ -118,42 +118,42 @@ class Promise:
     """Whether it held."""
 
 
-def build_report(facts: DemoFacts) -> dict[str, Any]:
+def build_report(observed: DemoObservations) -> dict[str, Any]:
     """Return the report with its checks, in the form of `report.json`."""
-    workers = worker_reports(facts)
-    evaluations = [reward for _, reward in facts.evaluations]
+    workers = worker_reports(observed)
+    evaluations = [reward for _, reward in observed.evaluations]
     return {
-        "wall_s": round(facts.wall_s, 1),
-        "steps": len(facts.trained),
+        "wall_s": round(observed.wall_s, 1),
+        "steps": len(observed.trained),
         "reward": {
             "start": evaluations[0] if evaluations else None,
             "end": evaluations[-1] if evaluations else None,
-            "curve": [step.reward for step in facts.trained],
+            "curve": [step.reward for step in observed.trained],
         },
         "workers": [asdict(worker) for worker in workers],
-        "slashes": [_slash(facts, slash) for slash in facts.view.slashes],
+        "slashes": [_slash(observed, slash) for slash in observed.view.slashes],
         "chain": {
-            "rpc": facts.rpc,
-            "chain_id": facts.chain_id,
-            "deployments": facts.deployments,
+            "rpc": observed.rpc,
+            "chain_id": observed.chain_id,
+            "deployments": observed.deployments,
         },
-        "checks": [asdict(check) for check in run_checks(facts, workers)],
+        "checks": [asdict(check) for check in run_checks(observed, workers)],
     }
 
 
-def worker_reports(facts: DemoFacts) -> list[DemoWorker]:
+def worker_reports(observed: DemoObservations) -> list[DemoWorker]:
     """Return every worker's part, as the chain has it."""
-    records = _records(facts)
+    records = _records(observed)
     return [
-        _worker_report(facts, member.wallet.address, member.role, records)
-        for member in facts.cast.members
+        _worker_report(observed, member.wallet.address, member.role, records)
+        for member in observed.cast.members
     ]
 
 
 def _worker_report(
-    facts: DemoFacts, address: Address, role: Role, records: Sequence[OutcomeRecord]
+    observed: DemoObservations, address: Address, role: Role, records: Sequence[OutcomeRecord]
 ) -> DemoWorker:
-    worker = facts.view.runs[facts.run_id].members[address]
+    worker = observed.view.runs[observed.run_id].members[address]
     own = [record for record in records if record.worker_id == worker.worker_id]
     verdicts = Counter(record.verdict for record in own)
     return DemoWorker(
@@ -166,20 +166,20 @@ def _worker_report(
         rejected=verdicts[Verdict.REJECTED] + verdicts[Verdict.INCOMPLETE],
         fraud=verdicts[Verdict.FRAUD],
         units=sum(r.units for r in own if r.verdict == Verdict.ACCEPTED),
-        paid_wei=str(sum(p.amount_wei for p in facts.view.payments if p.worker == address)),
+        paid_wei=str(sum(p.amount_wei for p in observed.view.payments if p.worker == address)),
     )
 
 
-def _records(facts: DemoFacts) -> list[OutcomeRecord]:
-    batches = (b for b in facts.view.batches.values() if b.run_id == facts.run_id)
+def _records(observed: DemoObservations) -> list[OutcomeRecord]:
+    batches = (b for b in observed.view.batches.values() if b.run_id == observed.run_id)
     return [record for batch in batches for record in batch.records or []]
 
 
-def _slash(facts: DemoFacts, slash: SlashView) -> dict[str, str]:
+def _slash(observed: DemoObservations, slash: SlashView) -> dict[str, str]:
     return {
         "worker": slash.owner,
         "amount_wei": str(slash.amount_wei),
-        "reason": reason_of(facts.view, slash),
+        "reason": reason_of(observed.view, slash),
         "tx": slash.tx_hash,
     }
 
@@ -187,103 +187,105 @@ def _slash(facts: DemoFacts, slash: SlashView) -> dict[str, str]:
 # ---------------------------------------------------------------------- checks
 
 
-def run_checks(facts: DemoFacts, workers: Sequence[DemoWorker]) -> list[Promise]:
+def run_checks(observed: DemoObservations, workers: Sequence[DemoWorker]) -> list[Promise]:
     """Return every promise of the demo with whether it held."""
     checks = [
-        Promise("the policy learned", _learned(facts)),
-        Promise("every training step was made", len(facts.trained) == facts.steps),
-        Promise("every cheater was slashed and shut out", _cheaters_punished(facts, workers)),
-        Promise("no honest worker was slashed", _honest_unharmed(facts, workers)),
-        Promise("nobody lost what it had not signed for", _signed_for(facts)),
-        Promise("every honest worker was paid what the ledger says", _paid_exactly(facts, workers)),
-        Promise("no accepted file was trained twice or lost", _trained_once(facts)),
-        Promise("chain and database agree", _database_agrees(facts)),
-        Promise("the auditor finds no contradiction", _audit_passes(facts)),
-        Promise("the auditor's figures equal the report's", _audit_agrees(facts, workers)),
+        Promise("the policy learned", _learned(observed)),
+        Promise("every training step was made", len(observed.trained) == observed.steps),
+        Promise("every cheater was slashed and shut out", _cheaters_punished(observed, workers)),
+        Promise("no honest worker was slashed", _honest_unharmed(observed, workers)),
+        Promise("nobody lost what it had not signed for", _signed_for(observed)),
+        Promise(
+            "every honest worker was paid what the ledger says", _paid_exactly(observed, workers)
+        ),
+        Promise("no accepted file was trained twice or lost", _trained_once(observed)),
+        Promise("chain and database agree", _database_agrees(observed)),
+        Promise("the auditor finds no contradiction", _audit_passes(observed)),
+        Promise("the auditor's figures equal the report's", _audit_agrees(observed, workers)),
     ]
-    if _steps_after_return(facts) >= TIME_TO_RETURN:
-        checks.append(Promise("the killed worker came back and worked", _came_back(facts)))
+    if _steps_after_return(observed) >= TIME_TO_RETURN:
+        checks.append(Promise("the killed worker came back and worked", _came_back(observed)))
     return checks
 
 
-def _learned(facts: DemoFacts) -> bool:
-    rewards = [reward for _, reward in facts.evaluations]
+def _learned(observed: DemoObservations) -> bool:
+    rewards = [reward for _, reward in observed.evaluations]
     if len(rewards) < 2:
         return False
     return rewards[-1] >= END_REWARD and rewards[-1] - rewards[0] >= REWARD_GAIN
 
 
-def _cheaters_punished(facts: DemoFacts, workers: Sequence[DemoWorker]) -> bool:
-    slashed = {slash.owner for slash in facts.view.slashes if slash.amount_wei > 0}
+def _cheaters_punished(observed: DemoObservations, workers: Sequence[DemoWorker]) -> bool:
+    slashed = {slash.owner for slash in observed.view.slashes if slash.amount_wei > 0}
     cheaters = [w for w in workers if w.role == Role.CHEATER]
     return all(w.status in PUNISHED and w.address in slashed and w.accepted == 0 for w in cheaters)
 
 
-def _honest_unharmed(facts: DemoFacts, workers: Sequence[DemoWorker]) -> bool:
-    slashed = {slash.owner for slash in facts.view.slashes}
+def _honest_unharmed(observed: DemoObservations, workers: Sequence[DemoWorker]) -> bool:
+    slashed = {slash.owner for slash in observed.view.slashes}
     honest = [w for w in workers if w.role != Role.CHEATER]
     return all(w.status == "active" and w.address not in slashed for w in honest)
 
 
-def _signed_for(facts: DemoFacts) -> bool:
+def _signed_for(observed: DemoObservations) -> bool:
     """Tell whether every stake is complete, except for slashes allowed by the terms that its owner
     signed.
     """
     return all(
-        stake.active_wei + stake.unbonding_wei + stake.slashed_wei == facts.staked_wei.get(key)
-        and stake.slashed_wei <= _most(facts, key)
-        for key, stake in facts.view.stakes.items()
+        stake.active_wei + stake.unbonding_wei + stake.slashed_wei == observed.staked_wei.get(key)
+        and stake.slashed_wei <= _most(observed, key)
+        for key, stake in observed.view.stakes.items()
     )
 
 
-def _most(facts: DemoFacts, key: tuple[RunId, Address]) -> int:
+def _most(observed: DemoObservations, key: tuple[RunId, Address]) -> int:
     """Return the most that slashes may take of a stake: for a worker, a share per fraud."""
-    frauds = [slash for slash in facts.view.slashes if (slash.run_id, slash.owner) == key]
+    frauds = [slash for slash in observed.view.slashes if (slash.run_id, slash.owner) == key]
     if not frauds:
         return 0
-    left, signed = facts.staked_wei[key], facts.view.runs[facts.run_id].terms
+    left, signed = observed.staked_wei[key], observed.view.runs[observed.run_id].terms
     kept = PPM - max(max(terms.fraud_ppm, terms.exact_fraud_ppm) for terms in signed)
     for slash in frauds:
         # A second statistical fraud costs twice the share.
         left = 0 if slash.priors else left * kept // PPM
-    return facts.staked_wei[key] - left
+    return observed.staked_wei[key] - left
 
 
-def _steps_after_return(facts: DemoFacts) -> int:
-    if facts.returned_at is None:
+def _steps_after_return(observed: DemoObservations) -> int:
+    if observed.returned_at is None:
         return 0
-    checkpoints = facts.view.runs[facts.run_id].checkpoints.values()
-    return sum(checkpoint.block_number > facts.returned_at for checkpoint in checkpoints)
+    checkpoints = observed.view.runs[observed.run_id].checkpoints.values()
+    return sum(checkpoint.block_number > observed.returned_at for checkpoint in checkpoints)
 
 
-def _came_back(facts: DemoFacts) -> bool:
+def _came_back(observed: DemoObservations) -> bool:
     """Tell whether a submission of the restarted worker was accepted in a batch committed after its
     return."""
-    members = [m.wallet.address for m in facts.cast.members if m.role is Role.RESTARTED]
-    ids = {facts.view.workers[address].worker_id for address in members}
+    members = [m.wallet.address for m in observed.cast.members if m.role is Role.RESTARTED]
+    ids = {observed.view.workers[address].worker_id for address in members}
     return any(
         record.worker_id in ids and record.verdict is Verdict.ACCEPTED
-        for batch in facts.view.batches.values()
-        if facts.returned_at is not None and batch.block_number > facts.returned_at
+        for batch in observed.view.batches.values()
+        if observed.returned_at is not None and batch.block_number > observed.returned_at
         for record in batch.records or []
     )
 
 
-def _paid_exactly(facts: DemoFacts, workers: Sequence[DemoWorker]) -> bool:
-    price = facts.view.runs[facts.run_id].config.terms.price_per_unit
+def _paid_exactly(observed: DemoObservations, workers: Sequence[DemoWorker]) -> bool:
+    price = observed.view.runs[observed.run_id].config.terms.price_per_unit
     return all(
-        w.units > 0 and int(w.paid_wei) == w.units * price == facts.earned_wei[w.address]
+        w.units > 0 and int(w.paid_wei) == w.units * price == observed.earned_wei[w.address]
         for w in workers
         if w.role != Role.CHEATER
     )
 
 
-def _trained_once(facts: DemoFacts) -> bool:
+def _trained_once(observed: DemoObservations) -> bool:
     """Tell whether the steps' ranges follow each other from 0 without gap or overlap, and end
     inside the stream."""
-    stream = facts.view.training_stream(facts.run_id)
+    stream = observed.view.training_stream(observed.run_id)
     position = 0
-    for step in facts.trained:
+    for step in observed.trained:
         if step.stream_from != position or step.stream_to <= position:
             return False
         position = step.stream_to
@@ -291,11 +293,11 @@ def _trained_once(facts: DemoFacts) -> bool:
     return 0 < position <= len(stream) and len(set(hashes)) == len(hashes)
 
 
-def _database_agrees(facts: DemoFacts) -> bool:
+def _database_agrees(observed: DemoObservations) -> bool:
     """Tell whether judged records and stored submissions are the same, at the same places. The
     database need not hold work that its worker committed directly.
     """
-    judged = [batch for batch in facts.view.batches.values() if batch.records]
+    judged = [batch for batch in observed.view.batches.values() if batch.records]
     on_chain = {
         (batch.root, position): record.file_hash
         for batch in judged
@@ -304,7 +306,7 @@ def _database_agrees(facts: DemoFacts) -> bool:
     roots = {batch.root for batch in judged}
     stored = {
         (row.batch_root, row.position): row.file_hash
-        for row in facts.stored
+        for row in observed.stored
         if row.batch_root in roots
     }
     direct = {(batch.root, 0) for batch in judged if batch.direct}
@@ -313,17 +315,19 @@ def _database_agrees(facts: DemoFacts) -> bool:
     return bool(on_chain) and stored == expected
 
 
-def _audit_passes(facts: DemoFacts) -> bool:
-    checks = facts.audit.get("checks", [])
+def _audit_passes(observed: DemoObservations) -> bool:
+    checks = observed.audit.get("checks", [])
     return bool(checks) and all(check["passed"] for check in checks)
 
 
-def _audit_agrees(facts: DemoFacts, workers: Sequence[DemoWorker]) -> bool:
+def _audit_agrees(observed: DemoObservations, workers: Sequence[DemoWorker]) -> bool:
     names = ("status", "submitted", "accepted", "fraud", "units", "paid_wei")
     audited = {
         w["address"]: tuple(str(w.get(name)) for name in names)
-        for w in facts.audit.get("workers", [])
+        for w in observed.audit.get("workers", [])
     }
     ours = {w.address: tuple(str(asdict(w)[name]) for name in names) for w in workers}
-    slashes = {(s["worker"], str(s["amount_wei"])) for s in facts.audit.get("slashes", [])}
-    return audited == ours and slashes == {(s.owner, str(s.amount_wei)) for s in facts.view.slashes}
+    slashes = {(s["worker"], str(s["amount_wei"])) for s in observed.audit.get("slashes", [])}
+    return audited == ours and slashes == {
+        (s.owner, str(s.amount_wei)) for s in observed.view.slashes
+    }

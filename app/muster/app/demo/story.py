@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from muster.app.demo.keys import DemoWorker
     from muster.app.demo.network import LocalChain, Network
     from muster.app.demo.processes import DemoProcess
-    from muster.app.demo.report import DemoFacts
+    from muster.app.demo.report import DemoObservations
     from muster.chain import ChainView
     from muster.protocol.ids import RunId
 
@@ -166,9 +166,9 @@ async def run_demo(options: DemoOptions, *, as_json: bool = False) -> dict[str, 
     from rich.console import Console
 
     from muster.app.demo.display import DemoDisplay, show_report
-    from muster.app.demo.facts import gather_facts
     from muster.app.demo.keys import cast
     from muster.app.demo.network import Network, NetworkOptions, plain_anvil
+    from muster.app.demo.observations import observe
     from muster.settings.network import announced
 
     began = time.monotonic()
@@ -196,9 +196,9 @@ async def run_demo(options: DemoOptions, *, as_json: bool = False) -> dict[str, 
             returned_at = await train(network, run_id, progress)
             await settle(network, run_id, progress)
             await take_model(network, run_id, progress)
-            facts = await gather_facts(network, run_id, steps, began, returned_at)
-        report = write_report(options.folder, facts)
-        show_report(console, options.folder, facts, report)
+            observed = await observe(network, run_id, steps, began, returned_at)
+        report = write_report(options.folder, observed)
+        show_report(console, options.folder, observed, report)
         if as_json:
             click.echo(json.dumps(report))
         if options.keep:
@@ -438,7 +438,7 @@ async def settle(
 
 async def _is_settled(network: Network, view: ChainView) -> bool:
     """Return whether every stored submission has an outcome and every fraud was executed."""
-    from muster.app.demo.facts import read_database
+    from muster.app.demo.observations import read_database
     from muster.protocol.messages import Verdict
 
     records = [record for batch in view.batches.values() for record in batch.records or []]
@@ -468,12 +468,12 @@ async def take_model(network: Network, run_id: RunId, progress: DemoDisplay) -> 
 # --------------------------------------------------------------------- report
 
 
-def write_report(folder: Path, facts: DemoFacts) -> dict[str, Any]:
+def write_report(folder: Path, observed: DemoObservations) -> dict[str, Any]:
     """Write `report.json` and `reward.png`, and return the report."""
     from muster.app.demo.display import save_reward_curve
     from muster.app.demo.report import build_report
 
-    report = build_report(facts)
+    report = build_report(observed)
     (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-    save_reward_curve(folder / "reward.png", report["reward"]["curve"], facts.evaluations)
+    save_reward_curve(folder / "reward.png", report["reward"]["curve"], observed.evaluations)
     return report

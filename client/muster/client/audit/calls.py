@@ -60,7 +60,7 @@ Statements = Mapping[int, Mapping[Address, Hash32]]
 """Hash of the records that each validator signed, by batch, as far as a copy has them."""
 
 
-class Ground(StrEnum):
+class SigningGround(StrEnum):
     """Possible reason why a batch's outcomes were signed by these validators."""
 
     FIRST = "signed by those drawn first"
@@ -72,7 +72,7 @@ class Ground(StrEnum):
     @property
     def is_shown(self) -> bool:
         """Whether the chain alone shows that they can have been called."""
-        return self not in (Ground.IMPATIENT, Ground.OBJECTED)
+        return self not in (SigningGround.IMPATIENT, SigningGround.OBJECTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,17 +125,17 @@ class RunCalls:
             is_alarm=is_alarm,
         )
 
-    def ground(self, posting: Posting) -> Ground:
+    def ground(self, posting: Posting) -> SigningGround:
         """Return the strongest ground that the chain alone gives."""
         if posting.signers <= set(posting.order[: posting.quorum]):
-            return Ground.FIRST
+            return SigningGround.FIRST
         if posting.is_late:
-            return Ground.LATE
+            return SigningGround.LATE
         if posting.signers <= self.called(posting, self._longest_s, is_alarm=posting.is_alarm):
-            return Ground.CALLED
+            return SigningGround.CALLED
         if posting.signers <= self.called(posting, LEAST_TIMEOUT_S, is_alarm=posting.is_alarm):
-            return Ground.IMPATIENT
-        return Ground.OBJECTED
+            return SigningGround.IMPATIENT
+        return SigningGround.OBJECTED
 
     def called(
         self,
@@ -222,7 +222,9 @@ class _Heard:
 # One batch, and all of them
 
 
-def drawn_first(view: Ledger, batch: BatchView, deadline_s: int) -> tuple[list[Address], Ground]:
+def drawn_first(
+    view: Ledger, batch: BatchView, deadline_s: int
+) -> tuple[list[Address], SigningGround]:
     """Return the validators drawn first for a judged batch, and the ground of its signers."""
     book = RunCalls(view, batch.run_id, deadline_s)
     is_alarm = any(record.verdict is not Verdict.ACCEPTED for record in batch.records or ())
@@ -235,14 +237,14 @@ def signed_by_the_called(view: Ledger, table: OutcomeTable, deadline_s: int | No
     name = "outcomes can be those of validators that were called"
     if deadline_s is None:
         return Check(name, True, "the deadline, from which timeouts follow, is not known")
-    grounds: Counter[Ground] = Counter()
+    grounds: Counter[SigningGround] = Counter()
     notes: list[str] = []
     for book, posting in _postings(view, table, deadline_s):
         ground = book.ground(posting)
         grounds[ground] += 1
         if not ground.is_shown and len(notes) < MAX_LISTED:
             notes.append(f"batch {posting.batch.batch_id}: {_words(posting)}: {ground}")
-    counts = ", ".join(f"{grounds[ground]} {ground}" for ground in Ground if grounds[ground])
+    counts = ", ".join(f"{grounds[ground]} {ground}" for ground in SigningGround if grounds[ground])
     return summarise(name, [], counts or "no outcomes", notes=notes)
 
 

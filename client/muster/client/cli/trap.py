@@ -58,8 +58,8 @@ Laid = Mapping[tuple[int, int], Mapping[str, Any]]
 """The trap worker's notes, by step and index."""
 
 
-class Fate(StrEnum):
-    """The result of a planned trap."""
+class TrapFate(StrEnum):
+    """What became of a planned trap."""
 
     CAUGHT = "caught"
     """It was not accepted: the signers had checked it."""
@@ -82,7 +82,7 @@ class Found:
     """Its place there."""
     record: OutcomeRecord
     """The recorded outcome."""
-    fate: Fate
+    fate: TrapFate
     """The trap's result."""
     signers: tuple[Address, ...]
     """The validators that signed the outcome."""
@@ -132,7 +132,7 @@ def _found(
         batch_id=batch.batch_id,
         position=position,
         record=record,
-        fate=Fate.HONEST if is_honest else _fate(view, batch, position),
+        fate=TrapFate.HONEST if is_honest else _fate(view, batch, position),
         signers=signers,
         trap=trap,
         slashed=_slashed(view, batch, signers),
@@ -150,14 +150,14 @@ def _slashed(view: ChainView, batch: BatchView, signers: Iterable[Address]) -> d
     }
 
 
-def _fate(view: ChainView, batch: BatchView, position: int) -> Fate:
+def _fate(view: ChainView, batch: BatchView, position: int) -> TrapFate:
     record = (batch.records or ())[position]
     if record.verdict is not Verdict.ACCEPTED:
-        return Fate.CAUGHT
+        return TrapFate.CAUGHT
     case = view.cases.get(record.leaf(batch.batch_id, position))
     if case is None or (case.closed and not case.overturned):
-        return Fate.MISSED
-    return Fate.OVERTURNED if case.overturned else Fate.CHALLENGED
+        return TrapFate.MISSED
+    return TrapFate.OVERTURNED if case.overturned else TrapFate.CHALLENGED
 
 
 def score(found: list[Found]) -> dict[Address, dict[str, int]]:
@@ -165,14 +165,14 @@ def score(found: list[Found]) -> dict[Address, dict[str, int]]:
     right: Counter[Address] = Counter()
     wrong: Counter[Address] = Counter()
     for each in found:
-        if each.fate is not Fate.HONEST:
-            (right if each.fate is Fate.CAUGHT else wrong).update(each.signers)
+        if each.fate is not TrapFate.HONEST:
+            (right if each.fate is TrapFate.CAUGHT else wrong).update(each.signers)
     return {who: {"caught": right[who], "missed": wrong[who]} for who in sorted({*right, *wrong})}
 
 
 def to_challenge(found: list[Found]) -> list[Found]:
     """Return the traps that were accepted and that nobody has challenged."""
-    return [each for each in found if each.fate is Fate.MISSED]
+    return [each for each in found if each.fate is TrapFate.MISSED]
 
 
 # The commitment

@@ -133,8 +133,8 @@ SHOWN_REJECTIONS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerFacts:
-    """The facts about a worker in a run."""
+class WorkerSnapshot:
+    """A worker in a run at one time: what the chain says, and what its orchestrator says."""
 
     run: RunView
     worker: WorkerView
@@ -158,14 +158,14 @@ class WorkerFacts:
     """The run's phase, from the orchestrator."""
 
 
-async def gather_facts(
+async def take_snapshot(
     chain: Chain, view: ChainView, run: RunView, worker: WorkerView, orchestrator: str | None
-) -> WorkerFacts:
-    """Return facts from chain and orchestrator; a missing orchestrator is reported, not fatal."""
+) -> WorkerSnapshot:
+    """Read chain and orchestrator; a missing orchestrator is reported, not fatal."""
     now = await chain.now()
     window_s = await chain.ledger.challenge_window()
     beat, phase = await _ask_status(orchestrator, worker.address)
-    return WorkerFacts(
+    return WorkerSnapshot(
         run=run,
         worker=worker,
         member=require_member(run, worker),
@@ -219,29 +219,29 @@ def _in_flight(view: ChainView, run_id: RunId, worker: WorkerView, now: int, win
     )
 
 
-def why_no_work(facts: WorkerFacts) -> Iterator[str]:
+def why_no_work(snapshot: WorkerSnapshot) -> Iterator[str]:
     """Yield every reason why the worker gets no ticket now, with a remedy; none if it may."""
-    yield from _reasons_of_worker(facts)
-    yield from _reasons_of_run(facts)
-    is_active = facts.member.status == "Active"
-    if is_active and facts.in_flight >= facts.unit_cap:
+    yield from _reasons_of_worker(snapshot)
+    yield from _reasons_of_run(snapshot)
+    is_active = snapshot.member.status == "Active"
+    if is_active and snapshot.in_flight >= snapshot.unit_cap:
         yield (
-            f"{facts.in_flight:,} units are in flight and the stake covers {facts.unit_cap:,}: "
-            "add stake, or wait until outcomes are final"
+            f"{snapshot.in_flight:,} units are in flight and the stake covers "
+            f"{snapshot.unit_cap:,}: add stake, or wait until outcomes are final"
         )
-    seen_at = facts.beat.get("seen_at") if facts.beat else None
-    if facts.beat is not None and not isinstance(seen_at, (int, float)):
+    seen_at = snapshot.beat.get("seen_at") if snapshot.beat else None
+    if snapshot.beat is not None and not isinstance(seen_at, (int, float)):
         yield "the orchestrator never heard of its node: start it with muster worker run"
     elif isinstance(seen_at, (int, float)) and time.time() - seen_at > SILENT_S:
         silent = format_duration(time.time() - seen_at)
         yield f"its node has been silent for {silent}: check that muster worker run is up"
 
 
-def _reasons_of_worker(facts: WorkerFacts) -> Iterator[str]:
-    worker = facts.member
-    status, run = worker.status.lower(), facts.run.run_id
+def _reasons_of_worker(snapshot: WorkerSnapshot) -> Iterator[str]:
+    worker = snapshot.member
+    status, run = worker.status.lower(), snapshot.run.run_id
     if status == "jailed":
-        lacking = facts.required_wei - worker.active_wei
+        lacking = snapshot.required_wei - worker.active_wei
         first = f"add {format_tokens(lacking)} tokens of stake, then " if lacking > 0 else ""
         until = format_time(worker.jailed_until)
         yield f"it is jailed until {until} at least: {first}muster worker rejoin --run {run}"
@@ -249,29 +249,29 @@ def _reasons_of_worker(facts: WorkerFacts) -> Iterator[str]:
         yield f"it is leaving: muster worker rejoin --run {run} brings it back"
     elif status == "banned":
         yield "it is banned for fraud, until a jury overturns the verdict: muster dispute open"
-    elif facts.block < worker.active_from:
-        yield f"it is active from block {worker.active_from}, the chain is at {facts.block}"
+    elif snapshot.block < worker.active_from:
+        yield f"it is active from block {worker.active_from}, the chain is at {snapshot.block}"
 
 
-def _reasons_of_run(facts: WorkerFacts) -> Iterator[str]:
-    run = facts.run
+def _reasons_of_run(snapshot: WorkerSnapshot) -> Iterator[str]:
+    run = snapshot.run
     state = state_of(run)
     if state not in ("open", "unfunded"):
         yield f"the run is {state}" if state != "no policy yet" else "the run has no policy yet"
     if units_funded(run) == 0:
         yield "the run cannot pay at the moment: its owner must fund it"
-    if facts.phase in ("finished", "waiting for funds", "paused"):
-        yield f"the orchestrator says: {facts.phase}"
+    if snapshot.phase in ("finished", "waiting for funds", "paused"):
+        yield f"the orchestrator says: {snapshot.phase}"
 
 
-def describe(facts: WorkerFacts, view: ChainView) -> dict[str, Any]:
+def describe(snapshot: WorkerSnapshot, view: ChainView) -> dict[str, Any]:
     """Return a worker's status as JSON values; amounts in wei as text."""
-    worker, earnings = facts.member, facts.earnings
-    loss = loss_of(view, facts.run.run_id, worker.address)
-    counts, refused = _outcomes(facts, view)
+    worker, earnings = snapshot.member, snapshot.earnings
+    loss = loss_of(view, snapshot.run.run_id, worker.address)
+    counts, refused = _outcomes(snapshot, view)
     return {
         "worker": worker.address,
-        "run": facts.run.run_id,
+        "run": snapshot.run.run_id,
         "status": worker.status.lower(),
         "node": worker.node,
         "active_from_block": worker.active_from,
@@ -279,10 +279,10 @@ def describe(facts: WorkerFacts, view: ChainView) -> dict[str, Any]:
             "active_wei": str(worker.active_wei),
             "unbonding_wei": str(worker.unbonding_wei),
             "slashed_wei": str(worker.slashed_wei),
-            "required_wei": str(facts.required_wei),
+            "required_wei": str(snapshot.required_wei),
         },
         "loss": None if loss is None else loss.to_json(format_tokens),
-        "units": {"in_flight": facts.in_flight, "cap": facts.unit_cap},
+        "units": {"in_flight": snapshot.in_flight, "cap": snapshot.unit_cap},
         "outcomes": counts,
         "not_accepted": refused,
         "earned_wei": str(
@@ -296,26 +296,28 @@ def describe(facts: WorkerFacts, view: ChainView) -> dict[str, Any]:
         "paid_wei": str(earnings.amount_wei(earnings.paid)),
         "other_runs": {
             str(run_id): other.status.lower()
-            for run_id, other in facts.worker.memberships.items()
-            if run_id != facts.run.run_id
+            for run_id, other in snapshot.worker.memberships.items()
+            if run_id != snapshot.run.run_id
         },
         "heartbeat": None
-        if facts.beat is None
-        else {name: facts.beat.get(name) for name in ("seen_at", "state", "policy_version")},
-        "phase": facts.phase,
-        "no_work_because": list(why_no_work(facts)),
+        if snapshot.beat is None
+        else {name: snapshot.beat.get(name) for name in ("seen_at", "state", "policy_version")},
+        "phase": snapshot.phase,
+        "no_work_because": list(why_no_work(snapshot)),
     }
 
 
-def _outcomes(facts: WorkerFacts, view: ChainView) -> tuple[dict[str, int], list[dict[str, Any]]]:
+def _outcomes(
+    snapshot: WorkerSnapshot, view: ChainView
+) -> tuple[dict[str, int], list[dict[str, Any]]]:
     """Return the number of outcomes of each verdict, and the latest that are not Accepted."""
     counts = {"accepted": 0, "incomplete": 0, "rejected": 0, "fraud": 0}
     refused = []
     for batch in view.batches.values():
-        if batch.run_id != facts.run.run_id:
+        if batch.run_id != snapshot.run.run_id:
             continue
         for position, record in enumerate(batch.records or ()):
-            if record.worker_id != facts.worker.worker_id:
+            if record.worker_id != snapshot.worker.worker_id:
                 continue
             verdict = record.verdict.name.lower()
             counts[verdict] += 1
@@ -387,7 +389,7 @@ async def _status(worker: str, options: dict[str, Any]) -> dict[str, Any]:
         view = await read_view(chain, ChainView())
         run = find_run(view, RunId(options["run"]))
         found = find_worker(view, worker)
-        return describe(await gather_facts(chain, view, run, found, options["orchestrator"]), view)
+        return describe(await take_snapshot(chain, view, run, found, options["orchestrator"]), view)
 
 
 worker.add_command(rejoin)

@@ -16,7 +16,7 @@ from hypothesis import given, settings, strategies as st
 
 from muster.chain import BatchView
 from muster.client.audit import calls
-from muster.client.audit.calls import Ground, RunCalls, check_statements
+from muster.client.audit.calls import RunCalls, SigningGround, check_statements
 from muster.client.audit.contradictions import Kind
 from muster.client.audit.evidence import EvidenceFolders
 from muster.client.audit.ledger import Ledger
@@ -81,7 +81,7 @@ def a_view(*batches: BatchView) -> Ledger:
     return view
 
 
-def ground(batch: BatchView, *earlier: BatchView) -> Ground:
+def ground(batch: BatchView, *earlier: BatchView) -> SigningGround:
     book = RunCalls(a_view(*earlier, batch), RUN, DEADLINE_S)
     is_alarm = any(record.verdict is not Verdict.ACCEPTED for record in batch.records or ())
     return book.ground(book.posting(batch, is_alarm=is_alarm))
@@ -93,20 +93,20 @@ def ground(batch: BatchView, *earlier: BatchView) -> Ground:
 @pytest.mark.parametrize(
     ("places", "after_s", "verdict", "expected"),
     [
-        ((0, 1), 3, Verdict.ACCEPTED, Ground.FIRST),
-        ((0, 2), 10, Verdict.ACCEPTED, Ground.CALLED),
-        ((0, 2), 9, Verdict.ACCEPTED, Ground.IMPATIENT),
-        ((2, 3), 1, Verdict.ACCEPTED, Ground.IMPATIENT),
-        ((4, 5), 1, Verdict.ACCEPTED, Ground.OBJECTED),
-        ((5, 6), 69, Verdict.ACCEPTED, Ground.CALLED),
-        ((5, 6), 70, Verdict.ACCEPTED, Ground.LATE),
-        ((3, 4), 0, Verdict.FRAUD, Ground.CALLED),
-        ((3, 5), 0, Verdict.FRAUD, Ground.OBJECTED),
-        ((3, 5), 1, Verdict.FRAUD, Ground.IMPATIENT),
+        ((0, 1), 3, Verdict.ACCEPTED, SigningGround.FIRST),
+        ((0, 2), 10, Verdict.ACCEPTED, SigningGround.CALLED),
+        ((0, 2), 9, Verdict.ACCEPTED, SigningGround.IMPATIENT),
+        ((2, 3), 1, Verdict.ACCEPTED, SigningGround.IMPATIENT),
+        ((4, 5), 1, Verdict.ACCEPTED, SigningGround.OBJECTED),
+        ((5, 6), 69, Verdict.ACCEPTED, SigningGround.CALLED),
+        ((5, 6), 70, Verdict.ACCEPTED, SigningGround.LATE),
+        ((3, 4), 0, Verdict.FRAUD, SigningGround.CALLED),
+        ((3, 5), 0, Verdict.FRAUD, SigningGround.OBJECTED),
+        ((3, 5), 1, Verdict.FRAUD, SigningGround.IMPATIENT),
     ],
 )
 def test_grounds_are_what_time_and_verdict_permit(
-    places: tuple[int, ...], after_s: int, verdict: Verdict, expected: Ground
+    places: tuple[int, ...], after_s: int, verdict: Verdict, expected: SigningGround
 ) -> None:
     assert ground(a_batch(5, places, after_s=after_s, verdict=verdict)) is expected
 
@@ -123,19 +123,19 @@ def test_who_let_an_earlier_call_pass_may_be_absent() -> None:
     late = a_batch(5, (0, 2), at=BEGIN + 30)
     signs = tuple(of_four.index(who) for who in (order[0], order[2]))
     slow = a_batch(4, signs, at=BEGIN, after_s=12)
-    assert ground(late, slow) is Ground.CALLED
+    assert ground(late, slow) is SigningGround.CALLED
     # A batch that was judged at once does not show that anybody is absent. A validator that was
     # heard since is not absent.
     quick = a_batch(4, signs, at=BEGIN, after_s=9)
-    assert ground(late, quick) is Ground.IMPATIENT
+    assert ground(late, quick) is SigningGround.IMPATIENT
     heard = a_batch(3, (order_of(3).index(order[1]),), at=BEGIN + 15, after_s=3)
-    assert ground(late, slow, heard) is Ground.IMPATIENT
+    assert ground(late, slow, heard) is SigningGround.IMPATIENT
 
 
 def test_who_was_seated_since_comes_last() -> None:
     seated, now = BENCH[1:], BENCH[1:] + BENCH[:1]
     batch = a_batch(5, (0, 1), seated=seated, validators=now, signers=SEATS[BENCH[0]] | 2)
-    assert ground(batch) is not Ground.FIRST
+    assert ground(batch) is not SigningGround.FIRST
 
 
 def test_the_check_counts_grounds_and_notes_what_the_chain_does_not_show() -> None:

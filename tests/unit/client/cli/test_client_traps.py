@@ -26,8 +26,8 @@ from worlds.client_world import (
 
 from muster.chain.structs import Offence
 from muster.client.cli.trap import (
-    Fate,
     PlanOnChain,
+    TrapFate,
     find_anchor,
     find_traps,
     require_before,
@@ -134,23 +134,23 @@ def case(**values: bool) -> Any:
 @pytest.mark.parametrize(
     ("verdict", "about", "fate"),
     [
-        (Verdict.REJECTED, None, Fate.CAUGHT),
-        (Verdict.FRAUD, None, Fate.CAUGHT),
-        (Verdict.ACCEPTED, None, Fate.MISSED),
-        (Verdict.ACCEPTED, case(), Fate.CHALLENGED),
-        (Verdict.ACCEPTED, case(closed=True, overturned=True), Fate.OVERTURNED),
-        (Verdict.ACCEPTED, case(closed=True), Fate.MISSED),
+        (Verdict.REJECTED, None, TrapFate.CAUGHT),
+        (Verdict.FRAUD, None, TrapFate.CAUGHT),
+        (Verdict.ACCEPTED, None, TrapFate.MISSED),
+        (Verdict.ACCEPTED, case(), TrapFate.CHALLENGED),
+        (Verdict.ACCEPTED, case(closed=True, overturned=True), TrapFate.OVERTURNED),
+        (Verdict.ACCEPTED, case(closed=True), TrapFate.MISSED),
     ],
 )
-def test_fate_follows_from_verdict_and_case(verdict: Verdict, about: Any, fate: Fate) -> None:
+def test_fate_follows_from_verdict_and_case(verdict: Verdict, about: Any, fate: TrapFate) -> None:
     view, _ = world(verdict, about)
     [found] = find_traps(view, PLAN)
     assert (found.fate, found.signers) == (fate, tuple(sorted((ME, PEER))))
-    right = fate is Fate.CAUGHT
+    right = fate is TrapFate.CAUGHT
     assert score([found]) == {
         who: {"caught": int(right), "missed": int(not right)} for who in (ME, PEER)
     }
-    assert bool(to_challenge([found])) is (fate is Fate.MISSED)
+    assert bool(to_challenge([found])) is (fate is TrapFate.MISSED)
 
 
 def test_who_lost_stake_for_a_trap_is_named() -> None:
@@ -173,7 +173,7 @@ def test_who_lost_stake_for_a_trap_is_named() -> None:
 def test_file_that_stayed_honest_counts_for_nobody() -> None:
     view, record = world(Verdict.ACCEPTED)
     [found] = find_traps(view, PLAN, {(record.step, record.index): {"kind": None}})
-    assert found.fate is Fate.HONEST
+    assert found.fate is TrapFate.HONEST
     assert score([found]) == {}
 
 
