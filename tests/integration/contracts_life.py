@@ -40,9 +40,13 @@ EVER = 2**32
 TERMS = Terms(price=7, fraud_ppm=100_003, exact_ppm=500_009, quorum=2)
 RULINGS = tuple(
     verdict << 8 | reason
-    for verdict, reason in ((ACCEPTED, 0), (FRAUD, 31), (FRAUD, 60), (REJECTED, 13), (REJECTED, 15))
+    for verdict, reason in (
+        *((ACCEPTED, 0), (FRAUD, 31), (FRAUD, 60)),
+        *((REJECTED, 13), (REJECTED, 15), (FRAUD, 61)),
+    )
 )
-"""Accepted, an exact fraud, a statistical one, rejected, and an unavailable file."""
+"""Accepted, an exact fraud, a statistical one, rejected, an unavailable file, and a statistical
+fraud for another reason."""
 
 
 def record_of(model: Network, work: Submission, verdict: int = ACCEPTED, reason: int = 0) -> Record:

@@ -6,6 +6,7 @@ Random lives reach rare states now and then; this one reaches them always. Every
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 
 from contracts_duel import Calls
 from contracts_life import EVER, FIXED, TERMS, record_of
@@ -139,10 +140,11 @@ def claim(duel: Calls, claimant: str, outcome: Proof, ruling: int) -> Name:
     return case
 
 
-def hear(duel: Calls, case: Name, ruling: int, absent: int = 0) -> None:
-    """Draw and vote; the first `absent` jurors commit and do not reveal."""
+def hear(duel: Calls, case: Name, *rulings: int, absent: int = 0) -> None:
+    """Draw and vote for the rulings in turn; the first `absent` jurors commit and do not reveal."""
     assert duel.draw(case)
-    votes = {j: ("vote", case, j, ruling, 1, 2) for j in duel.model.cases[case].jury}
+    jury = zip(duel.model.cases[case].jury, cycle(rulings), strict=False)
+    votes = {juror: ("vote", case, juror, ruling, 1, 2) for juror, ruling in jury}
     assert len(votes) == FIXED.jury_size
     for juror, vote in votes.items():
         assert duel.commit_vote(juror, case, vote)
@@ -160,10 +162,11 @@ def pay(duel: Calls, case: Name) -> None:
 
 def dispute(duel: Calls) -> None:
     """The exact fraud is overturned, with a wrong claim beside the right one; the statistical one
-    upheld by a jury that was drawn late; what nobody could see is accepted, and its claimant pays.
+    upheld by a jury that was drawn late; what nobody could see is accepted, and its claimant pays;
+    what was rejected is a fraud, for three reasons.
     """
     batch = duel.model.batches[1]
-    wrong, right, unseen = (proof(duel, batch, place) for place in (1, 2, 4))
+    wrong, right, mild, unseen = (proof(duel, batch, place) for place in (1, 2, 3, 4))
     case = claim(duel, "challenger", wrong, ACCEPT)
     claim(duel, "stranger", wrong, REJECTED << 8 | 13)
     duel.mine(FIXED.draw_delay)
@@ -178,6 +181,11 @@ def dispute(duel: Calls) -> None:
     hear(duel, case, ACCEPT)
     assert duel.settle(unseen)
     assert not duel.fine_signer(unseen, signers(duel)[0])
+    case = claim(duel, "challenger", mild, STATISTICAL)
+    duel.mine(FIXED.draw_delay)
+    hear(duel, case, STATISTICAL + 1, STATISTICAL, STATISTICAL + 2)
+    assert duel.settle(mild)
+    pay(duel, case)
     case = claim(duel, "challenger", right, REJECTED << 8 | 13)
     duel.mine(258 + FIXED.draw_delay)
     assert duel.draw(case)

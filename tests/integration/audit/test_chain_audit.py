@@ -436,6 +436,40 @@ UPHELD: list[Tampering] = [
 ]
 
 
+async def penniless(net: Scenario) -> Recording:
+    """Jurors overturn an acceptance for three reasons, and the run's owner took its money back."""
+    submission = net.submission(HONEST, 0)
+    batch_id = await net.judge(submission, accepted(1, submission))
+    proof, owner = await net.proof(batch_id, 0), net.of(OWNER)
+    case_id = await net.claim(proof, submission, HONEST, REJECT)
+    reasons = (Reason.SCHEMA, Reason.LATE, Reason.PROOF_COUNT)
+    votes = [Ruling(Verdict.REJECTED, reason) for reason in reasons]
+    await net.vote(case_id, dict(zip(await net.draw(case_id), votes, strict=True)))
+    await owner.runs.close_run(net.run_id)
+    await owner.escrow.reclaim(net.run_id)
+    await owner.court.settle(proof)
+    for juror in (await net.view()).cases[case_id].jurors:
+        await owner.court.collect_fee(case_id, juror)
+    return await record(net)
+
+
+PENNILESS: list[Tampering] = [
+    ("CourtPaid", set_to(amount=1), Kind.CASE_MONEY),
+    ("ClaimSettled", set_to(returned=PARAMETERS.bond), Kind.CASE_MONEY),
+    ("CaseClosed", set_to(ruling=REJECT.number), Kind.CASE_VERDICT),
+    ("CaseClosed", less("fee"), Kind.CASE_MONEY),
+]
+
+
+async def test_a_run_without_money_has_no_case_judged_for_nothing(net: Scenario) -> None:
+    recording = await penniless(net)
+    assert kinds(await recording.report()) == set()
+    (case,) = (await net.view()).cases.values()
+    fees = PARAMETERS.jury_size * PARAMETERS.juror_fee
+    assert case.returned_wei == {0: PARAMETERS.bond - fees}
+    assert case.collected == set(case.jurors)
+
+
 async def test_an_absent_juror_pays_with_its_stake_on_the_bench(net: Scenario) -> None:
     (slash,) = (await (await upheld(net)).report()).slashes
     assert (slash.run_id, slash.offence) == (0, "absent_juror")
@@ -581,6 +615,7 @@ async def played(net: Scenario) -> Recording:
         (disputed, DISPUTED),
         (acquitted, ACQUITTED),
         (upheld, UPHELD),
+        (penniless, PENNILESS),
         (unjudged, UNJUDGED),
     ],
 )
