@@ -144,14 +144,15 @@ contract DisputeCourt is IDisputeCourt {
         require(_isVerdict(ruling) && !_isSame(ruling, recorded), CourtInvalidRuling(recorded, ruling));
         uint256 announcedIn = _requireAnnounced(leaf, ruling, salt);
         bool isHeld = ledger.requireEvidence(outcome, work);
-        if (_cases[leaf].status == CaseStatus.None) {
+        bool isFirst = _cases[leaf].status == CaseStatus.None;
+        if (isFirst) {
             require(block.timestamp < standing.closesAt, CourtWindowClosed(leaf, standing.closesAt));
             _open(leaf, outcome.batch, outcome.position, work.submission, recorded);
-            ledger.markDisputed(outcome.batch.batchId);
         } else {
             _requireCommitPhase(leaf, _openCase(leaf));
         }
         _noteWork(leaf, work.submission, isHeld);
+        if (isFirst) ledger.markDisputed(outcome.batch.batchId);
         // A juror that is a party could take itself out of a draw, or vote for its own claim.
         require(
             !jurors.mayBeDrawn(msg.sender, _cases[leaf].openedAt) && _claims[leaf].length < MAX_CLAIMS,
@@ -355,7 +356,7 @@ contract DisputeCourt is IDisputeCourt {
     {
         Claim[] storage claims = _claims[caseId];
         if (decided) pot = _bond * (claims.length - _rightClaims(claims, closing, overturned));
-        uint256 owed;
+        uint256 owed = 0;
         if (overturned && pot == 0) {
             pot = _jurorFee * closing.leadingVotes;
             owed = _isUnavailable(closing.recorded) ? pot : pot - _paidByRun(closing);
