@@ -46,7 +46,8 @@ contract DisputeCourt is IDisputeCourt {
     uint8 private constant UNAVAILABLE = 15;
 
     uint256 private constant PPM = 1_000_000;
-    /// @notice Claims of one case. Jurors do not vote for claims, so that nobody keeps a verdict out by filling them.
+    /// @notice Claims of one case, and one more of the worker. Jurors do not vote for claims, so that nobody keeps a verdict
+    ///         out by filling them.
     uint256 public constant MAX_CLAIMS = 16;
 
     /// @notice Blocks in which an announced claim can be made.
@@ -155,8 +156,7 @@ contract DisputeCourt is IDisputeCourt {
         if (isFirst) ledger.markDisputed(outcome.batch.batchId);
         // A juror that is a party could take itself out of a draw, or vote for its own claim.
         require(
-            !jurors.mayBeDrawn(msg.sender, _cases[leaf].openedAt) && _claims[leaf].length < MAX_CLAIMS,
-            CourtMayNotClaim(leaf, msg.sender)
+            !jurors.mayBeDrawn(msg.sender, _cases[leaf].openedAt) && _hasRoom(leaf), CourtMayNotClaim(leaf, msg.sender)
         );
         _claims[leaf].push(Claim({claimant: msg.sender, ruling: ruling, announcedIn: announcedIn.toUint40()}));
         SourcesLib.check(sources);
@@ -172,6 +172,16 @@ contract DisputeCourt is IDisputeCourt {
         about.isProven = true;
         about.worker = submission.worker;
         about.tag = OutcomeRecordLib.tagOf(submission.step, submission.index);
+    }
+
+    /// @dev One place more is the worker's, so that nobody keeps what it has to show from the jury.
+    function _hasRoom(bytes32 caseId) private view returns (bool) {
+        uint256 made = _claims[caseId].length;
+        return made < MAX_CLAIMS || (made == MAX_CLAIMS && _isWorkerOrNode(_cases[caseId].worker));
+    }
+
+    function _isWorkerOrNode(address worker) private view returns (bool) {
+        return msg.sender == worker || workers.workerOfNode(msg.sender) == worker;
     }
 
     function _requireAnnounced(bytes32 leaf, uint16 ruling, bytes32 salt) private view returns (uint256 announcedIn) {
@@ -217,9 +227,8 @@ contract DisputeCourt is IDisputeCourt {
         string[] calldata sources
     ) external {
         ledger.requireUnjudged(batch, submission);
-        address worker = submission.worker;
         // Whoever wants the jury to see nothing must not be the one that calls it.
-        require(msg.sender == worker || workers.workerOfNode(msg.sender) == worker, CourtUnauthorized(msg.sender));
+        require(_isWorkerOrNode(submission.worker), CourtUnauthorized(msg.sender));
         bytes32 caseId = summonsOf(batch.batchId);
         require(_cases[caseId].status == CaseStatus.None, CourtCaseExists(caseId));
         _open(caseId, batch, 0, submission, 0);

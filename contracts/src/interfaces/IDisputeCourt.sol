@@ -17,7 +17,8 @@ interface IDisputeCourtErrors {
     error CourtInvalidRuling(uint16 recorded, uint16 ruling);
     /// @notice Thrown when a claim was not announced in an earlier block, or more than `ANNOUNCEMENT_BLOCKS` ago.
     error CourtNotAnnounced(bytes32 announcement);
-    /// @notice Thrown when an account claims that the case may draw as a juror, or one more than `MAX_CLAIMS`.
+    /// @notice Thrown when an account claims that the case may draw as a juror, or one more than `MAX_CLAIMS`; the
+    ///         worker and its node may make that one.
     error CourtMayNotClaim(bytes32 caseId, address claimant);
     /// @notice Thrown when a claim does not prove that the batch holds its work, and another did; or when signers are to be
     ///         fined over work of which nobody proved it.

@@ -514,6 +514,26 @@ contract DisputeCourtClaimTest is CourtTest {
         _send(stranger, c);
     }
 
+    /// @dev Whoever fills a case with claims does not keep its worker out.
+    function testFuzz_claim_keepsAPlaceForTheWorker(bool byNode) public {
+        (address party, address other) = byNode ? (aliceNode, alice) : (alice, aliceNode);
+        _enrich(aliceNode);
+        Claimed memory c = _prepare(ALICE_FRAUD, ACCEPT);
+        _announce(challenger, _fraudLeaf, ACCEPT);
+        _announce(alice, _fraudLeaf, ACCEPT);
+        _announce(aliceNode, _fraudLeaf, ACCEPT);
+        _announce(bob, _fraudLeaf, ACCEPT);
+        for (uint256 i = 0; i < court.MAX_CLAIMS(); ++i) {
+            _send(challenger, c);
+        }
+        _expectMayNotClaim(bob);
+        _send(bob, c);
+        _send(party, c);
+        assertEq(court.claimsOf(_fraudLeaf)[court.MAX_CLAIMS()].claimant, party, "the worker's claim");
+        _expectMayNotClaim(other);
+        _send(other, c);
+    }
+
     // ------------------------------------------------------------------- sources
 
     function _sources(uint256 count, uint256 size) private pure returns (string[] memory sources) {

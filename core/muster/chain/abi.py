@@ -310,7 +310,8 @@ HINTS = {
     ),
     "CourtNoJurors": "nobody is on the network's bench: muster juror status counts them",
     "CourtMayNotClaim": (
-        "this account may be drawn as a juror of the case: claim from another account"
+        "this account may be drawn as a juror of the case: claim from another account; or the case "
+        "has its 16 claims, and only its worker may add one"
     ),
     "CourtWindowClosed": "the challenge window is over, and the outcome is final",
     "LedgerInvalidTicket": "only work with a ticket of the run's orchestrator counts, at most 60 s "

@@ -18,8 +18,8 @@ from muster.protocol.ids import Hash32
 from muster.protocol.jury import Ruling, draw_jury, is_same, is_unavailable, jury_seed, summons_of
 from muster.protocol.messages import Verdict
 
-MAX_CLAIMS = 16
-"""Most claims of one case."""
+MAX_CLAIMS = 17
+"""Most claims of one case, the last of which its worker made."""
 REMEMBERED_HASHES = 256
 """Blocks whose hashes contracts can read."""
 

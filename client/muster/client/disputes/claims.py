@@ -288,7 +288,8 @@ HINTS = {
     "CourtPhaseOpen": "the jury has time left: muster dispute list shows until when",
     "CourtPhaseOver": "the jury is about to decide: no claim joins the case any more",
     "CourtMayNotClaim": (
-        "a juror of the bench cannot claim about a case that it could judge: use another account"
+        "a juror of the bench cannot claim about a case that it could judge: use another account; "
+        "or the case has its 16 claims, and only its worker may add one"
     ),
     "CourtUnproven": (
         "another claim proved what the batch holds, and this one shows something else or no proof: "

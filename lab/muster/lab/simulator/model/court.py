@@ -96,7 +96,9 @@ class Court(Ledger):
         need(is_held or not case.is_proven, "CourtUnproven", leaf)
         if is_held and not case.is_proven:
             case.is_proven, case.worker, case.tag = True, work.worker, work.tag
-        party = not self.may_be_drawn(caller, case.opened_at) and len(case.claims) < MAX_CLAIMS
+        own = caller == case.worker or self.serves(caller) == case.worker
+        has_room = len(case.claims) < MAX_CLAIMS + own
+        party = not self.may_be_drawn(caller, case.opened_at) and has_room
         need(party, "CourtMayNotClaim", leaf, caller)
         case.claims.append(Made(caller, ruling, since))
         siblings = ("siblings", header.root, proof.position if held else None)
