@@ -243,8 +243,7 @@ contract DisputeCourtVoteTest is CourtTest {
 
     /// @dev Any three votes, in any order: as counted the slow way after each.
     function testFuzz_revealVote_findsTheLeadingRuling(uint256 seed) public {
-        uint16[8] memory choices =
-            [UNSEEN, ACCEPT, REJECT, STATISTICAL, NOT_SHOWN, REJECT + 1, STATISTICAL + 1, EXACT];
+        uint16[8] memory choices = [UNSEEN, ACCEPT, REJECT, STATISTICAL, NOT_SHOWN, REJECT + 1, STATISTICAL + 1, EXACT];
         uint16[] memory votes = new uint16[](JURY_SIZE);
         for (uint256 i = 0; i < JURY_SIZE; ++i) {
             votes[i] = choices[(seed >> (3 * i)) & 7];
