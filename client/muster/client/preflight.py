@@ -49,7 +49,7 @@ GAS_AND_BYTES = {
     "rotate": (200_000, 600),
     "vote": (400_000, 600),
     "show": (400_000, 8000),
-    "dispute": (500_000, 3000),
+    "dispute": (500_000, 3400),
 }
 """Upper bounds of each command's gas and signed bytes (`make bench-gas`)."""
 

@@ -113,6 +113,7 @@ class Services:
         await self.leases.close_void()
         for loading in (self.batching, self.nonces, self.heartbeats, self.hardware, self.training):
             await loading.load()
+        await self.leases.vouch()
         return self
 
     def _wire_requests(self) -> None:

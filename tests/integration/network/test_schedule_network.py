@@ -144,8 +144,9 @@ async def test_silent_validator_is_replaced_and_then_no_longer_waited_for(
     first, *later = calls_of_it(batches)
     before = [b for b in judged(batches) if b.batch_id < first.batch_id]
     # The first call runs out; from then on its replacement is called with it. Where a busy machine
-    # made others late before, theirs are called already. The chain's time counts whole seconds.
-    assert max(map(waited_s, [first, *before])) >= TIMEOUT_S - 1
+    # made others late before, theirs are called already. The chain's time counts whole seconds, and
+    # runs ahead by as many as it has mined blocks within one.
+    assert max(map(waited_s, [first, *before])) >= TIMEOUT_S - 4
     assert max(map(waited_s, later)) <= 4 * TIMEOUT_S
     known_at = first.posted_at or 0
     # If it were waited for, each of these batches would take the timeout. A busy machine makes some

@@ -145,6 +145,25 @@ unfilled_leases = Query(
 """A `worker`'s tickets that wait for their submission and are due at `since` or later."""
 due_tickets = Query(select(leases.c.ticket).where(IS_UNFILLED, _IS_DUE_LATER, _IS_FRESH))
 """The tickets of `open_leases`, as JSON text."""
+unfilled_tickets = Query(
+    select(leases.c.id, leases.c.ticket, leases.c.signature).where(IS_UNFILLED, _IS_DUE_LATER)
+)
+"""The tickets of `unfilled`: number, JSON text, signature."""
+sign_lease = Query(
+    update(leases).where(leases.c.id == bindparam("number")).values(signature=bindparam("signed"))
+)
+"""Store another `signed` signature of the ticket with a `number`."""
+_TICKET_OF = select(submissions.c.sequence, submissions.c.ticket, submissions.c.ticket_signature)
+waiting_tickets = Query(_TICKET_OF.where(IS_WAITING))
+"""The tickets of submissions that are in no batch: number, JSON text, signature."""
+tickets_in_batch = Query(_TICKET_OF.where(_IN_BATCH))
+"""The same of the submissions of the batch with a `root`."""
+sign_submission = Query(
+    update(submissions)
+    .where(submissions.c.sequence == bindparam("number"))
+    .values(ticket_signature=bindparam("signed"))
+)
+"""Store another `signed` signature of the ticket of the submission with a `number`."""
 last_tickets = Query(
     select(
         *(leases.c.step, leases.c.index, leases.c.deadline),

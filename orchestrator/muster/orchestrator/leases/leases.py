@@ -49,15 +49,16 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain, count, islice
+from typing import Any
 
 from muster.chain import CheckpointView, MemberView
 from muster.orchestrator.db import Database, statements
 from muster.orchestrator.db.group import GroupedCalls
-from muster.orchestrator.db.query import Queryable, Rows, Statement
+from muster.orchestrator.db.query import Query, Queryable, Rows, Statement
 from muster.orchestrator.intake.batching import Batching
 from muster.orchestrator.leases.fitness import (
     HISTORY,
@@ -71,7 +72,7 @@ from muster.orchestrator.leases.fitness import (
 from muster.orchestrator.leases.life import HEARD, Lives, WorkerState
 from muster.orchestrator.leases.shares import Shares, Turns, UnitCap
 from muster.orchestrator.projection import Projection
-from muster.protocol.eip712 import Domain, digest, sign
+from muster.protocol.eip712 import Domain, address_of, digest, sign, signer_of
 from muster.protocol.encoding import abi_words, address_bytes, keccak
 from muster.protocol.ids import Address, PolicyVersion, Step
 from muster.protocol.messages import Ticket
@@ -167,6 +168,7 @@ class Leases:
         self._dead: frozenset[Address] = frozenset()
         self._held_by_dead = 0
         self._holders_known_at = float("-inf")
+        self._address = address_of(self.key)
         self._secret = keccak(b"muster.slots" + self.key)
         self._grouped = GroupedCalls(self._serve)
         self.are_paused = False
@@ -199,6 +201,36 @@ class Leases:
         logger.warning("a reorganisation made leases void", extra={"count": len(void)})
         async with self.database.transaction() as asked:
             await asked.ask(*map(statements.close_lease, void))
+
+    async def vouch(self) -> None:
+        """Sign tickets that are not on chain and that another account signed, which was the run's
+        orchestrator before: the account that commits work must have signed its ticket.
+        """
+        if self._address != self.projection.run.config.orchestrator:
+            return
+        roots = self.batching.uncommitted_roots
+        [leased] = await self.database.search(statements.unfilled_tickets(now=self.now()))
+        held = await self.database.search(
+            statements.waiting_tickets(),
+            *(statements.tickets_in_batch(root=root) for root in roots),
+        )
+        signing = [
+            *self._signed_again(leased, statements.sign_lease),
+            *self._signed_again(chain(*held), statements.sign_submission),
+        ]
+        if signing:
+            logger.warning(
+                "another account signed tickets; signed them again", extra={"count": len(signing)}
+            )
+            async with self.database.transaction() as asked:
+                await asked.ask(*signing)
+
+    def _signed_again(self, rows: Iterable[Any], store: Query) -> Iterator[Statement]:
+        for number, text, signature in rows:
+            ticket = Ticket.from_json(json.loads(text))
+            if signer_of(self.domain, ticket, signature) != self._address:
+                signed = sign(digest(self.domain, ticket.struct_hash()), self.key)
+                yield store(number=number, signed=signed)
 
     async def collecting_step(self) -> Step:
         """Return the rollout step that the next ticket would belong to."""
