@@ -206,8 +206,6 @@ class Leases:
         """Sign tickets that are not on chain and that another account signed, which was the run's
         orchestrator before: the account that commits work must have signed its ticket.
         """
-        if self._address != self.projection.run.config.orchestrator:
-            return
         roots = self.batching.uncommitted_roots
         [leased] = await self.database.search(statements.unfilled_tickets(now=self.now()))
         held = await self.database.search(

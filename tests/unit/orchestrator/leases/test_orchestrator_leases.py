@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,11 +11,13 @@ from orchestrator_fakes import RUN, Network
 
 from muster.api import Lease, NoWork
 from muster.chain import WorkerStatus
+from muster.orchestrator.db import statements
 from muster.orchestrator.db.query import plain
 from muster.orchestrator.leases.leases import INDEX_BLOCK, WorkerRows, capacity, next_step
 from muster.protocol.eip712 import address_of, digest, recover
-from muster.protocol.errors import ApiError
-from muster.protocol.ids import PolicyVersion, Step
+from muster.protocol.encoding import keccak
+from muster.protocol.errors import ApiError, ChainUnreachable
+from muster.protocol.ids import Address, PolicyVersion, Step
 from muster.protocol.messages import Reason, Ticket, Verdict
 from muster.protocol.recipe import TrainingRecipe
 
@@ -24,6 +28,42 @@ async def ticket(bench: Bench, node: int = 0) -> Ticket | None:
     async with bench.node(node) as api:
         answer = await api.lease(RUN)
     return answer.ticket if isinstance(answer, Lease) else None
+
+
+async def signers(bench: Bench) -> set[Address]:
+    """Return who signed the tickets of work that is not on chain."""
+    found = await bench.services.database.search(
+        statements.waiting_tickets(),
+        statements.unfilled_tickets(now=bench.network.chain.time),
+        *(
+            statements.tickets_in_batch(root=root)
+            for root in bench.services.batching.uncommitted_roots
+        ),
+    )
+    assert len(found) == 3
+    return {
+        recover(digest(bench.network.domain, Ticket.from_json(json.loads(text)).struct_hash()), own)
+        for rows in found
+        for _, text, own in rows
+    }
+
+
+async def test_the_runs_next_account_signs_tickets_of_work_in_progress(tmp_path: Path) -> None:
+    """A batch counts with tickets of the account that commits it."""
+    network = Network()
+    former, key = network.run.config.orchestrator, keccak(b"the next orchestrator")
+    async with open_bench(tmp_path, network) as bench:
+        await bench.upload(0, b"in a batch that is not on chain")
+        network.chain.ledger.fail_next = ChainUnreachable("no answer")
+        await bench.commit()
+        await bench.upload(1, b"in no batch")
+        assert await ticket(bench, 2)
+        assert await signers(bench) == {former}
+    network.keys = replace(network.keys, orchestrator=key)
+    network.chain.account = address_of(key)
+    network.run.config = replace(network.run.config, orchestrator=address_of(key))
+    async with open_bench(tmp_path, network, start_s=1) as bench:
+        assert await signers(bench) == {address_of(key)}
 
 
 @given(
