@@ -358,7 +358,7 @@ contract DisputeCourt is IDisputeCourt {
     /// @dev Returns the bonds of right claims, and those of all where the jury was of no one mind; returns what the jurors are
     ///      paid out of. The first to announce what the jury confirmed is the reporter. Where nobody claimed otherwise the run
     ///      pays the jurors of an overturned verdict; the first right claim pays what the run does not have, and everything
-    ///      where the run's validators could not see the work: no case is free of charge.
+    ///      where the run's validators could not see the work: no decided case is free of charge.
     function _settleClaims(bytes32 caseId, Case storage closing, bool decided, bool overturned)
         private
         returns (uint256 pot)

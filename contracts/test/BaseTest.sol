@@ -231,7 +231,7 @@ abstract contract BaseTest is Test {
     /// @dev Whether votes for two rulings are counted together.
     function _isSameKind(uint16 a, uint16 b) internal pure returns (bool) {
         if (_isUnseen(a) || _isUnseen(b)) return _isUnseen(a) && _isUnseen(b);
-        return a >> 8 == b >> 8 && _isExactFraud(a) == _isExactFraud(b);
+        return a >> 8 == b >> 8 && _isExact(a) == _isExact(b);
     }
 
     function _isUnseen(uint16 ruling) internal pure returns (bool) {
@@ -239,7 +239,7 @@ abstract contract BaseTest is Test {
         return ruling == UNSEEN || (ruling & 0xff == UNAVAILABLE && verdict != ACCEPTED && verdict != FRAUD);
     }
 
-    function _isExactFraud(uint16 ruling) internal pure returns (bool) {
+    function _isExact(uint16 ruling) internal pure returns (bool) {
         return ruling >> 8 == FRAUD && ruling & 0xff >= 30 && ruling & 0xff < 60;
     }
 

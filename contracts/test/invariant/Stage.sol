@@ -282,10 +282,6 @@ abstract contract Stage is BaseTest {
         return uint8(ruling >> 8);
     }
 
-    function _isExact(uint16 ruling) internal pure returns (bool) {
-        return _verdictOf(ruling) == FRAUD && uint8(ruling) >= 30 && uint8(ruling) < 60;
-    }
-
     function _isSame(uint16 a, uint16 b) internal pure returns (bool) {
         return _verdictOf(a) == _verdictOf(b) && _isExact(a) == _isExact(b);
     }

@@ -19,7 +19,7 @@ from muster.protocol.jury import Ruling, draw_jury, is_same, is_unavailable, jur
 from muster.protocol.messages import Verdict
 
 MAX_CLAIMS = 17
-"""Most claims of one case, the last of which its worker made."""
+"""Most claims of one case: 16 of anybody, and one of its worker or its node."""
 REMEMBERED_HASHES = 256
 """Blocks whose hashes contracts can read."""
 

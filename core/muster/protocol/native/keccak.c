@@ -1,4 +1,5 @@
-/* Keccak-256 as in the EVM, SHAKE-256 of FIPS 202, and the leaves and parents of muster.tasks.line_tree.
+/* Keccak-256 as in the EVM, SHAKE-256 of FIPS 202, and the leaves and parents of
+ * muster.tasks.line_tree.
  *
  * Data come from strangers: whatever `data` holds, this reads within `size` bytes, writes at most
  * `room` leaves and ends after one pass. Little-endian machines only; the loader checks.
