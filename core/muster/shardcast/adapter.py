@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from muster.protocol.errors import AdapterError
-from muster.shardcast.delta_block import FORMATS, FloatFormat, Patterns
+from muster.shardcast.delta_block import FORMATS, FloatFormat, Patterns, load_kernel
 from muster.shardcast.delta_layout import Tensor, read_tensors
 
 CONFIG_NAME = "adapter_config.peft"
@@ -134,17 +134,38 @@ def block_rows(columns: int) -> int:
 
 
 def merged(base: Patterns, factors: Factors, first_row: int, dtype: str) -> Patterns:
-    """Return consecutive rows of a weight after the merge; `base` has their bit patterns."""
+    """Return consecutive rows of a weight after the merge; `base` has their bit patterns.
+
+    Releases the GIL where the kernel was compiled.
+    """
     columns = factors.down_KI.shape[1]
-    rows = len(base) // columns
-    up_RK = factors.up_OK[first_row : first_row + rows]
-    update_RI = np.zeros((rows, columns), np.float32)
+    up_RK = factors.up_OK[first_row : first_row + len(base) // columns]
+    kernel = load_kernel()
+    if kernel is None or dtype == "F16":
+        return merged_by_numpy(base, up_RK, factors.down_KI, dtype)
+    old, made = np.require(base, requirements=["C", "A"]), np.empty_like(base)
+    kernel.muster_merge(
+        old.ctypes.data,
+        len(up_RK),
+        columns,
+        FORMATS[dtype].width,
+        up_RK.ctypes.data,
+        factors.down_KI.ctypes.data,
+        up_RK.shape[1],
+        made.ctypes.data,
+    )
+    return made
+
+
+def merged_by_numpy(base: Patterns, up_RK: Floats, down_KI: Floats, dtype: str) -> Patterns:
+    """Return the same without the kernel, and for float16."""
+    update_RI = np.zeros((len(up_RK), down_KI.shape[1]), np.float32)
     product_RI = np.empty_like(update_RI)
     with np.errstate(all="ignore"):
-        for k, down_I in enumerate(factors.down_KI):
+        for k, down_I in enumerate(down_KI):
             np.multiply(up_RK[:, k : k + 1], down_I, out=product_RI)
             np.add(update_RI, product_RI, out=update_RI)
-        np.add(_numbers(base, dtype).reshape(rows, columns), update_RI, out=update_RI)
+        np.add(_numbers(base, dtype).reshape(update_RI.shape), update_RI, out=update_RI)
         return _patterns(update_RI.reshape(-1), dtype)
 
 

@@ -451,4 +451,6 @@ def load_kernel(folder: Path = KERNEL_FOLDER) -> ctypes.CDLL | None:
     encode.restype = size
     decode.argtypes = [address, size, number, number, address, size, address, address]
     decode.restype = number
+    library.muster_merge.argtypes = [address, size, size, number, address, address, size, address]
+    library.muster_merge.restype = None
     return library

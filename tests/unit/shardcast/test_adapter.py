@@ -18,10 +18,14 @@ from muster.shardcast.adapter import (
     WEIGHTS_NAME,
     Adapter,
     Factors,
+    Floats,
+    merged,
+    merged_by_numpy,
     merged_weight,
     read_factors,
 )
 from muster.shardcast.delta import MERGED
+from muster.shardcast.delta_block import load_kernel
 from muster.shardcast.delta_layout import read_tensors
 
 ROWS, COLUMNS, RANK = 6, 5, 2
@@ -114,6 +118,33 @@ def test_merge_in_blocks_of_rows_is_that_of_the_whole(monkeypatch: pytest.Monkey
     monkeypatch.setattr("muster.shardcast.adapter.BLOCK_NUMBERS", 56)
     parts = merged_weight(base.reshape(-1).view(np.uint32), factors, "F32")
     assert np.array_equal(whole, parts)
+
+
+def any_floats(seed: int, *shape: int) -> Floats:
+    """Return floats of every kind: most of common sizes, some of any bits (infinities, NaN)."""
+    rng = np.random.default_rng(seed)
+    strange = rng.integers(0, 1 << 32, shape, np.uint32).view(np.float32)
+    return np.where(rng.random(shape) < 0.1, strange, numbers(seed, *shape))
+
+
+@pytest.mark.skipif(load_kernel() is None, reason="no compiled kernel")
+@given(
+    rows=st.integers(1, 9),
+    columns=st.sampled_from([1, 7, 511, 512, 513, 1_100]),
+    rank=st.integers(1, 9),
+    dtype=st.sampled_from(["F32", "BF16", "F16"]),
+    seed=st.integers(0, 1 << 30),
+)
+@settings(max_examples=60)
+def test_kernel_merges_to_the_bytes_of_numpy(
+    rows: int, columns: int, rank: int, dtype: str, seed: int
+) -> None:
+    with np.errstate(all="ignore"):
+        base = patterns(dtype, any_floats(seed, rows * columns))
+    old = base.view(f"<u{base.itemsize}")
+    up, down = any_floats(seed + 1, rows + 2, rank), any_floats(seed + 2, rank, columns)
+    made = merged(old, Factors(up, down), 2, dtype)
+    assert made.tobytes() == merged_by_numpy(old, up[2:], down, dtype).tobytes()
 
 
 @pytest.mark.parametrize(

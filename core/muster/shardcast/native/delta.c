@@ -21,6 +21,8 @@
 /* Digest of the sources that this was compiled from, which the loader checks. */
 EXPORT const char muster_delta_source[65] = SOURCE_DIGEST;
 
+#include "merge.h"
+
 enum { FITS_NOT = -1, OK = 0, CUT_OFF = 1, BAD_TABLE = 2, OUTSIDE = 3, TOO_LONG = 4 };
 
 INLINE uint32_t get(const void *floats, int64_t i, int width) {
