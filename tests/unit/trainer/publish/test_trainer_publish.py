@@ -77,6 +77,19 @@ async def test_published_version_is_stored_signed_and_anchored(
     assert recover(message, signature) == address_of(KEY)
 
 
+async def test_published_version_takes_no_disk_space_of_its_own(
+    shelf: PolicyShelf, store: ChunkStore
+) -> None:
+    await _publisher(store, FakeRoots()).publish(V1, shelf.path(V1), 0, 2)
+    published = store.folder / "runs" / str(RUN) / str(V1) / "files"
+    assert all((published / n).samefile(path) for n, path in policy_files(shelf.path(V1)).items())
+    # Made again after a restart it is another file; the published one stays as it was.
+    shelf.write(V1, shelf.weights(V2))
+    manifest = store.manifest(RUN, V1)
+    assert manifest is not None
+    assert state_hash({path.name: path for path in published.iterdir()}) == manifest.state_hash
+
+
 async def test_publishing_again_sends_nothing(shelf: PolicyShelf, store: ChunkStore) -> None:
     policy_roots = FakeRoots()
     publisher = _publisher(store, policy_roots)

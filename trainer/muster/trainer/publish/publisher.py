@@ -139,6 +139,8 @@ class Publisher:
             stream_from=stream_from,
             stream_to=stream_to,
             anchor_every=self._anchor_every,
+            # A version's folder is replaced, never rewritten.
+            link=True,
             sign=lambda root: sign_root(
                 self._key, self._run_id, version, root, domain=self._domain
             ),
