@@ -22,7 +22,7 @@ from muster import toploc
 from muster.inference import device_proofs, sampling
 from muster.inference.blocks import DeviceBlock, DeviceChoices
 from muster.inference.engine import Share
-from muster.inference.examining import Choices, HostBlock
+from muster.inference.examining import ClaimedTokens, HostBlock
 from muster.inference.sampler import _fused, device_winners
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import Hash32
@@ -110,7 +110,7 @@ def measure_replay(setup: Setup) -> Figures:
             logits.numpy(), seeds, positions, np.full(rows, TEMPERATURE, np.float32)
         )
         claimed = np.where(np.arange(rows) % 2, right, (right + 1) % VOCAB)
-        choices = Choices(claimed.astype(np.int64), seeds, positions)
+        choices = ClaimedTokens(claimed.astype(np.int64), seeds, positions)
         own = HostBlock(logits.numpy()).replay(choices, TEMPERATURE)
         device = torch.device(setup.device)
         asked = DeviceChoices.of(choices, device)

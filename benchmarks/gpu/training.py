@@ -37,7 +37,7 @@ from muster.protocol.ids import PolicyVersion, RunId, Step
 from muster.protocol.recipe import Recipe
 from muster.trainer.learn.learner import Learner
 from muster.trainer.learn.parallel import Team
-from muster.trainer.learn.plan import Choices, Planner
+from muster.trainer.learn.plan import MemoryChoices, Planner
 from muster.trainer.learn.recompute import Recompute
 from muster.trainer.publish.policies import MappedWeights, PolicyShelf
 from muster.trainer.recover.checkpoint import Checkpoints, Identity, TrainerState
@@ -116,9 +116,9 @@ def _long_step(setup: Setup, kind: Recompute) -> tuple[float, float, torch.Tenso
     return setup.now() - began, setup.memory_gb(), torch.cat(moments)
 
 
-def _choices(setup: Setup) -> Choices:
+def _choices(setup: Setup) -> MemoryChoices:
     dtype = "float32" if setup.is_tiny else "bfloat16"
-    return Choices(device=setup.device, compute_dtype=dtype)  # type: ignore[arg-type]
+    return MemoryChoices(device=setup.device, compute_dtype=dtype)  # type: ignore[arg-type]
 
 
 def _learner(setup: Setup, made: Any, **options: Any) -> Learner:

@@ -41,7 +41,7 @@ from muster.protocol.recipe import Recipe
 from muster.trainer.learn.follow import follow
 from muster.trainer.learn.learner import Learner
 from muster.trainer.learn.parallel import ONE_PROCESS, Team, join
-from muster.trainer.learn.plan import SAVING, Choices, Planner, return_freed_buffers
+from muster.trainer.learn.plan import SAVING, MemoryChoices, Planner, return_freed_buffers
 from muster.trainer.publish.policies import BASE, open_shelf
 from muster.trainer.recover.checkpoint import Checkpoints, Identity, TrainerState
 from muster.trainer.stream.reader import Cursor
@@ -72,7 +72,7 @@ def lead(team: Team | None, shape: str, tokens: int, folder: Path) -> dict[str, 
     shelf.adopt(folder / "base")
     config = AutoConfig.from_pretrained(shelf.path(BASE))
     config.max_position_embeddings = tokens
-    choices = Choices(
+    choices = MemoryChoices(
         ranks=ranks.size,
         context_ranks=ranks.context,
         recompute="full",

@@ -42,7 +42,7 @@ from benchmarks.training.trl_work import (
 
 from muster.protocol.ids import Step
 from muster.protocol.sft import SftRecipe
-from muster.trainer.learn.packing import Sample
+from muster.trainer.learn.packing import TrainingSample
 from muster.trainer.learn.sft_learner import SftLearner
 from muster.trainer.publish.policies import BASE, PolicyShelf
 
@@ -111,9 +111,9 @@ def measure_ours(request: dict[str, Any]) -> None:
         print(f"step_s {step_s}", flush=True)
 
 
-def samples_of(rows: list[Row]) -> list[Sample]:
+def samples_of(rows: list[Row]) -> list[TrainingSample]:
     """Return the learner's samples of rows."""
-    return [Sample(tuple(row["prompt"]), tuple(row["completion"])) for row in rows]
+    return [TrainingSample(tuple(row["prompt"]), tuple(row["completion"])) for row in rows]
 
 
 @torch.no_grad()

@@ -44,7 +44,7 @@ from muster.protocol.recipe import AdapterRecipe, Recipe, SamplingRecipe, Traini
 from muster.protocol.rollouts import Rollout
 from muster.trainer.learn.learner import Learner
 from muster.trainer.learn.persistence import Weights
-from muster.trainer.learn.plan import SAVING, Choices, Planner, return_freed_buffers
+from muster.trainer.learn.plan import SAVING, MemoryChoices, Planner, return_freed_buffers
 from muster.trainer.publish.policies import BASE, PolicyShelf, open_shelf
 
 
@@ -62,7 +62,7 @@ class Setting(NamedTuple):
     stale: bool = True
     """Whether samples come from another version than the one in training."""
     choices: Mapping[str, Any] = MappingProxyType({})
-    """Fields of `Choices`."""
+    """Fields of `MemoryChoices`."""
 
 
 FULL: dict[str, Any] = {"recompute": "full", "micro_batch_tokens": 1024}
@@ -146,7 +146,7 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
     config = AutoConfig.from_pretrained(shelf.path(BASE))
     # Rows are exactly as long as the samples.
     config.max_position_embeddings = max(setting.lengths)
-    choices = Choices(memory_gb=1000.0, **setting.choices)
+    choices = MemoryChoices(memory_gb=1000.0, **setting.choices)
     plan = Planner(config, made, choices).plan()
     learner = Learner(
         shelf.path(BASE),

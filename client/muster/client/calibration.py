@@ -36,7 +36,7 @@ from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
 from muster.settings import read_file
 from muster.settings.options import RECIPE
 from muster.tasks import TaskSet
-from muster.toploc.calibration import Machine, Measurement
+from muster.toploc.calibration import MeasuredMachine, Measurement
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -117,7 +117,7 @@ def read_contributions(given: Sequence[str]) -> list[Signed]:
     return list(found.values())
 
 
-def machines_table(machines: Sequence[Machine]) -> Table:
+def machines_table(machines: Sequence[MeasuredMachine]) -> Table:
     """Return a table of all machines' figures."""
     from rich.table import Table
 

@@ -179,7 +179,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class DeploymentCost:
     """Estimated cost of a deployment."""
 
     costs: list[Cost]
@@ -211,7 +211,7 @@ class Estimate:
             )
 
 
-async def estimate(rpc: Rpc, plan: DeployPlan, chain_id: int) -> Estimate:
+async def estimate(rpc: Rpc, plan: DeployPlan, chain_id: int) -> DeploymentCost:
     """Return the cost of deploying the contracts that are not on chain yet."""
     count = await created_count(rpc, plan)
     costs = [await _cost(rpc, plan, chain_id, place, count) for place in range(len(STEPS))]
@@ -222,7 +222,7 @@ async def estimate(rpc: Rpc, plan: DeployPlan, chain_id: int) -> Estimate:
         raise balance
     fees: Fees = market_fees(block, tip)
     base_fee = (fees.max_wei - fees.tip_wei) // 2
-    return Estimate(costs, base_fee, fees.tip_wei, from_hex(balance))
+    return DeploymentCost(costs, base_fee, fees.tip_wei, from_hex(balance))
 
 
 async def _cost(rpc: Rpc, plan: DeployPlan, chain_id: int, place: int, count: int) -> Cost:

@@ -84,7 +84,7 @@ async def serve_relay(settings: RelaySettings) -> None:
     """Mirror and serve until cancelled, or until the run is closed and nobody has fetched for
     `linger_s`; raises ConfigError or ChainError when it cannot start.
     """
-    from muster.shardcast import ChunkStore, Relay, Room, ShardServer
+    from muster.shardcast import ChunkStore, FileRoom, Relay, ShardServer
     from muster.shardcast.metrics import ShardMetrics
 
     store = ChunkStore(settings.store, keep=settings.keep, max_bytes=settings.max_bytes)
@@ -104,7 +104,7 @@ async def serve_relay(settings: RelaySettings) -> None:
         view, room = ChainView(), None
         guard = NamedWork(view, RunId(settings.run), chain.domain("ContributionLedger"))
         if settings.room_bytes:
-            room = Room(settings.store / "room", max_bytes=settings.room_bytes, admission=guard)
+            room = FileRoom(settings.store / "room", max_bytes=settings.room_bytes, admission=guard)
         async with ShardServer(
             store,
             settings.host,

@@ -137,7 +137,7 @@ _SPECIAL_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class TicketGroup:
     """One problem of a ticket and its samples."""
 
     problem: Problem
@@ -155,7 +155,7 @@ class Assignment:
 
     policy_version: PolicyVersion
     """The policy that must generate."""
-    groups: tuple[Group, ...]
+    groups: tuple[TicketGroup, ...]
     """In ticket order."""
 
 
@@ -178,7 +178,7 @@ def derive(
     for j, (problem, length) in enumerate(_chosen(ticket, recipe, task_set, listed)):
         prompt = render_prompt(problem.prompt, length, recipe.prompt)
         groups.append(
-            Group(
+            TicketGroup(
                 problem=problem,
                 target_length=length,
                 prompt_tokens=engine.encode(prompt),

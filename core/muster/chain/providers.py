@@ -114,7 +114,7 @@ def _has_number(answer: dict[str, Any]) -> bool:
     return type(answer.get("id")) is int
 
 
-class _Prompt(PersistentConnectionProvider):
+class _PromptAnswers(PersistentConnectionProvider):
     """Passes each answer to its waiting request as soon as it arrives."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -193,11 +193,11 @@ def _subscription(answer: Any) -> Any:
 _HOST_AND_PORT = re.compile(r"[\w.-]+:\d{1,5}/?")
 
 
-class SocketProvider(_Prompt, WebSocketProvider):
+class SocketProvider(_PromptAnswers, WebSocketProvider):
     """An endpoint over a WebSocket."""
 
 
-class IpcProvider(_Prompt, AsyncIPCProvider):
+class IpcProvider(_PromptAnswers, AsyncIPCProvider):
     """An endpoint over a Unix socket."""
 
 

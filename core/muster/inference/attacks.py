@@ -285,7 +285,9 @@ def try_forgers(survey: Survey, recipe: Recipe, seed: int) -> list[Forged]:
     return found
 
 
-def _try_forger(chunks: forgers.Chunks, attempts: list[list[bytes]]) -> list[list[ChunkResult]]:
+def _try_forger(
+    chunks: forgers.RecomputedChunks, attempts: list[list[bytes]]
+) -> list[list[ChunkResult]]:
     """Return per chunk the results of all attempts; none for an attempt that does not parse."""
     rows, proof = list(chunks.patterns_BRH), chunks.proof
     tried: list[list[list[ChunkResult]]] = []

@@ -21,13 +21,13 @@ from muster.inference.device_proofs import (
     start_signing,
     start_verifying,
 )
-from muster.inference.engine import Examined, Replayed, Sample
+from muster.inference.engine import ClaimedSample, Examined, Replayed
 from muster.inference.examining import (
     Block,
-    Choices,
+    ClaimedTokens,
     HostBlock,
     Odds,
-    Proven,
+    ProofFindings,
     examine,
     prove_host,
 )
@@ -50,7 +50,7 @@ class DeviceChoices(NamedTuple):
     """The tokens' noise."""
 
     @classmethod
-    def of(cls, choices: Choices, device: torch.device) -> DeviceChoices:
+    def of(cls, choices: ClaimedTokens, device: torch.device) -> DeviceChoices:
         """Send choices to a device, and compute their noise there."""
         keys_2B = keys_on(choices.seeds_B, choices.positions_B, device)
         tokens_B = sent(choices.tokens_B, device)
@@ -97,7 +97,7 @@ def _is_host(values: torch.Tensor) -> bool:
 
 
 def examine_rows(
-    samples: Sequence[Sample],
+    samples: Sequence[ClaimedSample],
     hidden: Sequence[torch.Tensor],
     logits_of: Callable[[torch.Tensor], torch.Tensor],
     *,
@@ -127,22 +127,22 @@ def examine_rows(
 
 
 def _prove_at_once(
-    samples: Sequence[Sample], hidden: Sequence[torch.Tensor], proof: ProofRecipe
-) -> Callable[[], Proven]:
+    samples: Sequence[ClaimedSample], hidden: Sequence[torch.Tensor], proof: ProofRecipe
+) -> Callable[[], ProofFindings]:
     proven = prove_host(samples, [to_patterns(hidden_TH) for hidden_TH in hidden], proof)
     return lambda: proven
 
 
 def _prove_device(
-    samples: Sequence[Sample], hidden: Sequence[torch.Tensor], proof: ProofRecipe
-) -> Callable[[], Proven]:
+    samples: Sequence[ClaimedSample], hidden: Sequence[torch.Tensor], proof: ProofRecipe
+) -> Callable[[], ProofFindings]:
     """Return a function that returns what `prove_host` does for hidden states on a device, computed
     there, once the device has done all it was told.
     """
     await_signs = start_signing(share for each in samples for share in each.shares)
     results = start_verifying(hidden, [each.proofs for each in samples], proof)
 
-    def proven() -> Proven:
+    def proven() -> ProofFindings:
         await_signs()
         projected = [
             leaving(project(hidden_TH, each.shares))
@@ -150,6 +150,6 @@ def _prove_device(
         ]
         chunks = results()
         arrive(hidden[0].device)
-        return Proven(chunks, projected)
+        return ProofFindings(chunks, projected)
 
     return proven

@@ -54,7 +54,7 @@ from muster.protocol.encoding import abi_words, keccak
 from muster.protocol.errors import EngineError, ProofError
 from muster.protocol.ids import Address, PolicyVersion
 from muster.toploc import Calibration
-from muster.toploc.calibration import CalibratedModel, Machine, Measurement
+from muster.toploc.calibration import CalibratedModel, MeasuredMachine, Measurement
 from muster.toploc.history import HistoryLimits
 
 T = TypeVar("T")
@@ -186,7 +186,7 @@ def _add(
     work: Delivery,
     plan: MeasuringPlan,
     own: Calibration,
-) -> Machine:
+) -> MeasuredMachine:
     """Add a contribution: its work as recomputed here, and the errors that it reports."""
     said, part = signed.contribution, Honest(honest.survey)
     before = honest.redrawn.keys() | honest.errors.keys()

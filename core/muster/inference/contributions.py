@@ -31,7 +31,7 @@ from muster.protocol.ids import Address, Hash32
 from muster.protocol.recipe import Recipe
 from muster.shardcast.digests import state_hash
 from muster.toploc import ChunkResult
-from muster.toploc.calibration import Calibration, Machine
+from muster.toploc.calibration import Calibration, MeasuredMachine
 from muster.toploc.history import HistoryLimits
 
 _SIGNATURE_BYTES = 65
@@ -271,7 +271,7 @@ def add_claims(honest: Honest, signed: Signed, chunk_tokens: int) -> None:
 # -------------------------------------------------------------------------------------- judging
 
 
-def machine_of(part: Honest, own: Calibration, device: str, engine: str) -> Machine:
+def machine_of(part: Honest, own: Calibration, device: str, engine: str) -> MeasuredMachine:
     """Return the figures of one machine's measurements; `own` has the limits of the owner's
     machines.
     """
@@ -279,7 +279,7 @@ def machine_of(part: Honest, own: Calibration, device: str, engine: str) -> Mach
     pairs = list(zip(errors.chunks, errors.margins, strict=True))
     passed = [all(map(own.chunk_passes, c)) and own.sampler_passes(m) for c, m in pairs]
     worst = worst_of(errors.all_chunks(), honest=True)
-    return Machine(
+    return MeasuredMachine(
         name="own",
         contributor="",
         device=device,
@@ -296,7 +296,7 @@ def machine_of(part: Honest, own: Calibration, device: str, engine: str) -> Mach
 
 
 def require_no_outlier(
-    machines: Sequence[Machine], own: HistoryLimits, accepted: Collection[Address]
+    machines: Sequence[MeasuredMachine], own: HistoryLimits, accepted: Collection[Address]
 ) -> None:
     """Raise EngineError for a contribution that would widen the limits and is not accepted."""
     known = {"", *accepted}

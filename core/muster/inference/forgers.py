@@ -23,7 +23,7 @@ _CONSTANT_QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 
 
 @dataclass(frozen=True, slots=True)
-class Chunks:
+class RecomputedChunks:
     """Chunks of one shape, as a validator recomputes them."""
 
     patterns_BRH: Patterns
@@ -41,11 +41,11 @@ class Chunks:
         return min(self.proof.topk, int(np.prod(self.patterns_BRH.shape[1:])))
 
 
-Forger = Callable[[Chunks, np.random.Generator], list[list[bytes]]]
+Forger = Callable[[RecomputedChunks, np.random.Generator], list[list[bytes]]]
 """Returns attempts, each with one proof per chunk. A chunk is forged if any attempt passes."""
 
 
-def constants(chunks: Chunks, _random: np.random.Generator) -> list[list[bytes]]:
+def constants(chunks: RecomputedChunks, _random: np.random.Generator) -> list[list[bytes]]:
     """Polynomials that are constant: zero, and the commonest and typical committed values."""
     values = _largest_values(chunks)
     typical = np.quantile(values & ~_SIGN_BIT, _CONSTANT_QUANTILES, method="nearest")
@@ -54,23 +54,23 @@ def constants(chunks: Chunks, _random: np.random.Generator) -> list[list[bytes]]
     return [[_polynomial([value], chunks.points)] * len(values) for value in sorted(chosen)]
 
 
-def random_polynomials(chunks: Chunks, random: np.random.Generator) -> list[list[bytes]]:
+def random_polynomials(chunks: RecomputedChunks, random: np.random.Generator) -> list[list[bytes]]:
     """Polynomials with random coefficients."""
     drawn = random.integers(0, PRIME, (len(chunks.patterns_BRH), chunks.points))
     return [[_polynomial(row, chunks.points) for row in drawn.tolist()]]
 
 
-def position_template(chunks: Chunks, _random: np.random.Generator) -> list[list[bytes]]:
+def position_template(chunks: RecomputedChunks, _random: np.random.Generator) -> list[list[bytes]]:
     """Proofs of the mean hidden state at each position, over samples of other prompts."""
     return [_template(chunks, np.broadcast_to(np.arange(_rows(chunks)), chunks.tokens_BR.shape))]
 
 
-def token_template(chunks: Chunks, _random: np.random.Generator) -> list[list[bytes]]:
+def token_template(chunks: RecomputedChunks, _random: np.random.Generator) -> list[list[bytes]]:
     """Proofs of the mean hidden state that predicts each token, over samples of other prompts."""
     return [_template(chunks, chunks.tokens_BR)]
 
 
-def channel_template(chunks: Chunks, _random: np.random.Generator) -> list[list[bytes]]:
+def channel_template(chunks: RecomputedChunks, _random: np.random.Generator) -> list[list[bytes]]:
     """Proofs of the mean hidden state, under a modulus that maps all positions of a channel to one.
 
     It needs no guess of where the largest entries are, only of their channels.
@@ -86,7 +86,7 @@ def channel_template(chunks: Chunks, _random: np.random.Generator) -> list[list[
     return [[proof] * len(chunks.patterns_BRH)]
 
 
-def transplants(chunks: Chunks, random: np.random.Generator) -> list[list[bytes]]:
+def transplants(chunks: RecomputedChunks, random: np.random.Generator) -> list[list[bytes]]:
     """True proofs of another prompt's sample."""
     honest = np.array(_build(chunks, chunks.patterns_BRH), dtype=object)
     donors = [
@@ -95,7 +95,7 @@ def transplants(chunks: Chunks, random: np.random.Generator) -> list[list[bytes]
     return [honest[donors].tolist()]
 
 
-def negated(chunks: Chunks, _random: np.random.Generator) -> list[list[bytes]]:
+def negated(chunks: RecomputedChunks, _random: np.random.Generator) -> list[list[bytes]]:
     """True proofs with every sign flipped."""
     return [_build(chunks, chunks.patterns_BRH ^ _SIGN_BIT)]
 
@@ -111,18 +111,18 @@ NOTHING: dict[str, Forger] = {
 """Forgers that computed nothing, by name."""
 
 
-def _rows(chunks: Chunks) -> int:
+def _rows(chunks: RecomputedChunks) -> int:
     return int(chunks.patterns_BRH.shape[1])
 
 
-def _build(chunks: Chunks, patterns_BRH: Patterns) -> list[bytes]:
+def _build(chunks: RecomputedChunks, patterns_BRH: Patterns) -> list[bytes]:
     built = build_proofs_many(
         list(patterns_BRH), chunk_tokens=chunks.proof.chunk_tokens, topk=chunks.proof.topk
     )
     return [proofs[0] for proofs in built]
 
 
-def _largest_values(chunks: Chunks) -> Patterns:
+def _largest_values(chunks: RecomputedChunks) -> Patterns:
     flat = chunks.patterns_BRH.reshape(len(chunks.patterns_BRH), -1)
     order = np.argsort(flat & ~_SIGN_BIT, axis=1)[:, -chunks.points :]
     return np.take_along_axis(flat, order, axis=1)
@@ -135,7 +135,7 @@ def _polynomial(coefficients: list[int], points: int, *, modulus: int = PRIME) -
     return words.tobytes()
 
 
-def _template(chunks: Chunks, keys_BR: npt.NDArray[np.int64]) -> list[bytes]:
+def _template(chunks: RecomputedChunks, keys_BR: npt.NDArray[np.int64]) -> list[bytes]:
     """Return proofs of mean rows per key; each half of the prompts uses the other half's means."""
     values = (chunks.patterns_BRH.astype(np.uint32) << 16).view(np.float32)
     forged = np.empty_like(values)

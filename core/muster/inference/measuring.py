@@ -18,14 +18,14 @@ import torch
 
 from muster.inference.blocks import examine_rows
 from muster.inference.engine import (
+    ClaimedSample,
     Completion,
     Examined,
     InferenceEngine,
     Redraw,
     Request,
-    Sample,
 )
-from muster.inference.forgers import Chunks
+from muster.inference.forgers import RecomputedChunks
 from muster.inference.forward import Forward, Tokens, WholeBatch, pad_left, to_patterns
 from muster.inference.plan import PLAIN, Way
 from muster.inference.policy_files import keep_caps
@@ -86,12 +86,14 @@ class Delivery:
         asked = [request.prompt_tokens for request in self.requests]
         return list(zip(asked, [c.tokens for c in self.completions], strict=True))
 
-    def samples(self, redraws: Sequence[tuple[Redraw, ...]] = ()) -> list[Sample]:
+    def samples(self, redraws: Sequence[tuple[Redraw, ...]] = ()) -> list[ClaimedSample]:
         """Return the samples for a validator; `redraws` are those of each sample, or empty."""
         rows = zip(
             self.requests, self.completions, redraws or [()] * len(self.requests), strict=True
         )
-        return [Sample(r.prompt_tokens, c.tokens, r.seed, c.proofs, (), d) for r, c, d in rows]
+        return [
+            ClaimedSample(r.prompt_tokens, c.tokens, r.seed, c.proofs, (), d) for r, c, d in rows
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,7 @@ class Survey:
     hidden: list[Patterns]
     """The policy's hidden states [T, H] of each sample."""
 
-    def chunks(self, proof: ProofRecipe, *, one_token: bool = False) -> list[Chunks]:
+    def chunks(self, proof: ProofRecipe, *, one_token: bool = False) -> list[RecomputedChunks]:
         """Return chunks by shape, for shapes that both halves of the prompts have: all chunks, or,
         of long samples, some spread over each; `one_token` takes the first row of each chunk.
         """
@@ -158,7 +160,7 @@ class Survey:
                 rows = hidden_TH[start:end]
                 members[len(rows)].append((rows, tokens[start:end], number))
         shaped = [
-            Chunks(
+            RecomputedChunks(
                 np.stack([rows for rows, *_ in group]),
                 np.array([tokens for _, tokens, _ in group]),
                 np.array([prompt for *_, prompt in group]),
@@ -246,7 +248,7 @@ class OwnParty(Party):
         return found
 
     def _examine_rows(
-        self, samples: Sequence[Sample], hidden: Sequence[torch.Tensor]
+        self, samples: Sequence[ClaimedSample], hidden: Sequence[torch.Tensor]
     ) -> list[Examined]:
         engine, recipe = self.engine, self.recipe
         return examine_rows(

@@ -147,7 +147,7 @@ def measure(data: bytes) -> Measured:
         raise EncodingError(f"file has {rows} rows")
     columns: list[Column] = []
     for group in groups:
-        chunks = [_Chunk.of(each, end - size) for each in _get(group, 1, _LIST)]
+        chunks = [_ColumnChunk.of(each, end - size) for each in _get(group, 1, _LIST)]
         columns = columns or [Column(chunk.width) for chunk in chunks]
         if [chunk.width for chunk in chunks] != [column.width for column in columns]:
             raise EncodingError("not a readable Parquet file: row groups of other columns")
@@ -157,7 +157,7 @@ def measure(data: bytes) -> Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class _Chunk:
+class _ColumnChunk:
     """A column's part of a row group."""
 
     width: int
@@ -167,7 +167,7 @@ class _Chunk:
     end: int
 
     @classmethod
-    def of(cls, fields: _Fields, footer_start: int) -> _Chunk:
+    def of(cls, fields: _Fields, footer_start: int) -> _ColumnChunk:
         meta: _Fields = _get(fields, 3, _STRUCT)
         kind, codec = _get(meta, 1, _I32), _get(meta, 4, _I32)
         if kind not in _WIDTHS or codec not in _CODECS or {1, 8, 9} & fields.keys():
@@ -181,7 +181,7 @@ class _Chunk:
         return cls(_WIDTHS[kind], _CODECS[codec], _get(meta, 5, _I64), start, end)
 
 
-def _add_pages(reader: _HeaderReader, chunk: _Chunk, column: Column) -> None:
+def _add_pages(reader: _HeaderReader, chunk: _ColumnChunk, column: Column) -> None:
     """Add the stated sizes of a chunk's pages to its column."""
     at, values = chunk.start, 0
     while at < chunk.end:

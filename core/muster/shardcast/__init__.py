@@ -14,8 +14,8 @@ from muster.shardcast.manifest import (
 )
 from muster.shardcast.relay import Relay as Relay
 from muster.shardcast.room import (
+    FileRoom as FileRoom,
     NamedOnChain as NamedOnChain,
-    Room as Room,
     RoomRefusal as RoomRefusal,
 )
 from muster.shardcast.server import ShardServer as ShardServer

@@ -84,7 +84,7 @@ class _Upload:
         return self.recent_bytes * math.exp2((self.at_s - now_s) / HALF_LIFE_S)
 
 
-class Room:
+class FileRoom:
     """A folder of files by their SHA-256, and of proofs by the submission's leaf."""
 
     def __init__(self, folder: Path, *, max_bytes: int, admission: NamedOnChain) -> None:

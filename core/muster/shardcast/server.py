@@ -32,7 +32,7 @@ from muster.shardcast.connections import (
     ServerLimits,
 )
 from muster.shardcast.metrics import ShardMetrics
-from muster.shardcast.room import Room, RoomRefusal
+from muster.shardcast.room import FileRoom, RoomRefusal
 from muster.shardcast.store import ChunkStore
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class ShardServer:
         token: str | None = None,
         wanted: Callable[[RunId, PolicyVersion], None] | None = None,
         metrics: ShardMetrics | None = None,
-        room: Room | None = None,
+        room: FileRoom | None = None,
     ) -> None:
         """`token` is the bearer token that clients must send; `wanted` is called with versions that
         clients wait for; `room` is served beside the store.
@@ -270,7 +270,7 @@ class ShardServer:
             return await self._send_chunk(request, digest, file, region)
 
     async def _of_room(
-        self, request: web.BaseRequest, room: Room, kind: str, name: Hash32
+        self, request: web.BaseRequest, room: FileRoom, kind: str, name: Hash32
     ) -> web.StreamResponse:
         path = room.find(kind, name)
         try:
@@ -284,7 +284,7 @@ class ShardServer:
             return await self._send_range(request, file, range(size), {})
 
     async def _put(
-        self, request: web.BaseRequest, room: Room, kind: str, name: Hash32
+        self, request: web.BaseRequest, room: FileRoom, kind: str, name: Hash32
     ) -> web.Response:
         try:
             async with asyncio.timeout(self._limits.send_s):

@@ -121,7 +121,7 @@ class Measurement(DocumentPart):
         return self
 
 
-class Machine(DocumentPart):
+class MeasuredMachine(DocumentPart):
     """The measured differences of one machine from the others."""
 
     name: Annotated[str, Field(min_length=1, max_length=128)]
@@ -183,7 +183,7 @@ class Calibration(Document):
     """Limits of the sequential test over a worker's submissions."""
     measured: Annotated[tuple[Measurement, ...], Field(max_length=256)] = ()
     """The measurements behind the limits."""
-    machines: Annotated[tuple[Machine, ...], Field(max_length=64), Since(5)] = ()
+    machines: Annotated[tuple[MeasuredMachine, ...], Field(max_length=64), Since(5)] = ()
     """The measured machines, the owner's first."""
 
     def chunk_passes(self, result: ChunkResult) -> bool:

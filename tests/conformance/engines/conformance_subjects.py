@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from muster.inference.engine import InferenceEngine, Room
+from muster.inference.engine import EngineRoom, InferenceEngine
 from muster.inference.plan import NumberFormat
 from muster.inference.transformers_engine import TransformersEngine
 from muster.inference.vllm.engine import ProcessEngine, VllmEngine
@@ -33,7 +33,9 @@ class Subject:
 def _transformers(dtype: NumberFormat, max_rows: int, *, lean: bool = True) -> Subject:
     @contextmanager
     def start(device: str) -> Iterator[InferenceEngine]:
-        yield TransformersEngine(dtype, device=device, room=Room(max_rows=max_rows), lean=lean)
+        yield TransformersEngine(
+            dtype, device=device, room=EngineRoom(max_rows=max_rows), lean=lean
+        )
 
     return Subject(dtype, start)
 
@@ -70,7 +72,7 @@ VLLM_SUBJECTS: dict[str, Subject] = {
     "vllm-float32-crowded": _process(
         VllmEngine,
         "float32",
-        room=Room(max_rows=6, batch_tokens=24),
+        room=EngineRoom(max_rows=6, batch_tokens=24),
         cache_bytes=8 * 32 * 2 * 2 * 2 * 32 * 4,
     ),
     "vllm-bfloat16": _process(VllmEngine, "bfloat16"),

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from conformance_policy import HIDDEN, VOCABULARY
 
-from muster.inference.engine import Completion, Examined, InferenceEngine, Request, Sample
+from muster.inference.engine import ClaimedSample, Completion, Examined, InferenceEngine, Request
 from muster.inference.limits import FLOORS, chunk_limits, sampler_limits
 from muster.inference.plan import NumberFormat
 from muster.protocol.recipe import ProofRecipe
@@ -42,7 +42,7 @@ def examined(
 ) -> list[Examined]:
     """Return what an engine finds in completions; all requests have the first one's temperature."""
     samples = [
-        Sample(r.prompt_tokens, c.tokens, r.seed, c.proofs)
+        ClaimedSample(r.prompt_tokens, c.tokens, r.seed, c.proofs)
         for r, c in zip(requests, made, strict=True)
     ]
     return engine.examine(samples, proof=PROOF, temperature=requests[0].temperature)

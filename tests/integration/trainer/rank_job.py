@@ -37,7 +37,7 @@ from muster.protocol.sft import SftRecipe
 from muster.trainer.base_model import WarmStart, build_base_model
 from muster.trainer.learn.follow import follow
 from muster.trainer.learn.learner import Learner
-from muster.trainer.learn.packing import Sample
+from muster.trainer.learn.packing import TrainingSample
 from muster.trainer.learn.parallel import ONE_PROCESS, Team, join
 from muster.trainer.learn.sft_learner import SftLearner
 from muster.trainer.loop import Trainer
@@ -240,7 +240,7 @@ def tunes(team: Team | None, folder: Path) -> Any:
         base.path(BASE), given, published=base.weights, micro_batch_tokens=60, team=team
     )
     samples = [
-        Sample(
+        TrainingSample(
             r.prompt_tokens, r.completion_tokens, replies=((1, 2),) * (len(r.completion_tokens) > 3)
         )
         for group in groups(7, 3)

@@ -14,7 +14,7 @@ from worlds.client_world import make_submission, make_ticket
 from muster.client import journal as journals
 from muster.client.journal import Journal, write_durably
 from muster.client.worker import journal as worker_journals
-from muster.client.worker.journal import Proven, SignedSubmission, SubmissionJournal
+from muster.client.worker.journal import BatchPlace, SignedSubmission, SubmissionJournal
 from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.errors import ConfigError, StorageError
 from muster.protocol.ids import BatchName, PolicyVersion
@@ -200,7 +200,7 @@ def test_changed_file_is_not_handed_out(tmp_path: Path) -> None:
 
 def test_proof_of_where_work_is_comes_back_until_it_is_finished(tmp_path: Path) -> None:
     ticket = make_ticket()
-    proven = Proven(BatchName(3, keccak(b"root")), 1, (keccak(b"a"), keccak(b"b")))
+    proven = BatchPlace(BatchName(3, keccak(b"root")), 1, (keccak(b"a"), keccak(b"b")))
     with SubmissionJournal(tmp_path) as journal:
         recorded = journal.record(ticket, SIGNED, claimed(ticket, b"one"), b"one")
         assert journal.proven(recorded) is None

@@ -11,8 +11,8 @@ from worlds.replays import replay_sample
 
 from muster.inference import blocks, examining, sampler
 from muster.inference.blocks import DeviceBlock, DeviceChoices, examine_rows
-from muster.inference.engine import Examined, Redraw, Sample, Share
-from muster.inference.examining import Choices, HostBlock, Recomputed, examine_whole
+from muster.inference.engine import ClaimedSample, Examined, Redraw, Share
+from muster.inference.examining import ClaimedTokens, HostBlock, Recomputed, examine_whole
 from muster.inference.sampling import gumbel_noise
 from muster.protocol.errors import ProofError
 from muster.protocol.ids import Hash32
@@ -32,9 +32,9 @@ def hidden_of(length: int) -> torch.Tensor:
     return torch.randn(length, WIDTH, generator=torch.Generator().manual_seed(length))
 
 
-def sample(length: int, first: int) -> Sample:
+def sample(length: int, first: int) -> ClaimedSample:
     tokens = tuple(7 * i % VOCAB for i in range(length))
-    return Sample(
+    return ClaimedSample(
         (1, 2),
         tokens,
         (1 << 63) + length,
@@ -116,7 +116,9 @@ def test_scores_that_are_no_numbers_have_no_margin(seed: int, place: int, value:
     logits: npt.NDArray[np.float32] = np.zeros((1, VOCAB), np.float32)
     logits[0, place] = value
     for token in range(VOCAB):
-        choices = Choices(np.array([token]), np.array([seed], np.uint64), np.zeros(1, np.uint64))
+        choices = ClaimedTokens(
+            np.array([token]), np.array([seed], np.uint64), np.zeros(1, np.uint64)
+        )
         asked = DeviceChoices.of(choices, torch.device("cpu"))
         device = DeviceBlock(torch.from_numpy(logits))
         for found in (HostBlock(logits).replay(choices, T), device.replay(asked, T)):
@@ -134,7 +136,7 @@ def test_what_is_computed_already_is_examined_alike() -> None:
 @pytest.mark.parametrize("proofs", [0, 1, 3])
 def test_another_number_of_proofs_is_refused(proofs: int) -> None:
     asked = SAMPLES[2]
-    forged = Sample((1,), asked.completion_tokens, 1, (list(asked.proofs) * 2)[:proofs])
+    forged = ClaimedSample((1,), asked.completion_tokens, 1, (list(asked.proofs) * 2)[:proofs])
     with pytest.raises(ProofError, match="proofs for 2 chunks"):
         examine_rows(
             [forged],
@@ -152,7 +154,7 @@ def test_the_right_choices_have_no_margin() -> None:
     logits = logits_of(hidden).numpy()
     scores = logits / np.float32(T) + gumbel_noise([3] * 6, range(6), VOCAB)
     tokens = tuple(scores.argmax(axis=1).tolist())
-    asked = Sample((1,), tokens, 3, build_proofs(hidden, chunk_tokens=4, topk=8))
+    asked = ClaimedSample((1,), tokens, 3, build_proofs(hidden, chunk_tokens=4, topk=8))
     (found,) = examine_rows(
         [asked],
         [hidden],

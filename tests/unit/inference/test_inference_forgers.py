@@ -7,17 +7,17 @@ import pytest
 
 from muster.inference import forgers
 from muster.inference.engine import Completion, Request
-from muster.inference.forgers import Chunks
+from muster.inference.forgers import RecomputedChunks
 from muster.inference.measuring import Delivery, Errors, Survey
 from muster.protocol.errors import ProofError
 from muster.protocol.recipe import ProofRecipe
 from muster.toploc import ChunkResult, build_proofs, split_proofs, verify_proofs
 
 
-def chunks(spread: float = 1.0, count: int = 12) -> Chunks:
+def chunks(spread: float = 1.0, count: int = 12) -> RecomputedChunks:
     random = np.random.default_rng(0)
     values = (4 + spread * random.standard_normal((count, 3, 16))).astype(np.float32)
-    return Chunks(
+    return RecomputedChunks(
         (values.view(np.uint32) >> 16).astype(np.uint16),
         random.integers(0, 3, (count, 3)),
         np.arange(count) // 2,
@@ -25,7 +25,7 @@ def chunks(spread: float = 1.0, count: int = 12) -> Chunks:
     )
 
 
-def results(given: Chunks, proofs: list[bytes]) -> list[ChunkResult]:
+def results(given: RecomputedChunks, proofs: list[bytes]) -> list[ChunkResult]:
     return [
         verify_proofs(rows, [proof], topk=8)[0]
         for rows, proof in zip(given.patterns_BRH, proofs, strict=True)

@@ -18,7 +18,7 @@ from shardcast_policies import serving
 
 from muster.protocol.ids import Hash32
 from muster.protocol.rollouts import MAX_FILE_BYTES
-from muster.shardcast import ChunkStore, Room, RoomRefusal, ServerLimits, room as rooms
+from muster.shardcast import ChunkStore, FileRoom, RoomRefusal, ServerLimits, room as rooms
 
 LEAF = Hash32(b"\7" * 32)
 PROOFS = b'{"proofs": "of work"}'
@@ -54,12 +54,12 @@ def named() -> Named:
 
 
 @pytest.fixture
-def room(tmp_path: Path, named: Named) -> Room:
-    return Room(tmp_path / "room", max_bytes=1000, admission=named)
+def room(tmp_path: Path, named: Named) -> FileRoom:
+    return FileRoom(tmp_path / "room", max_bytes=1000, admission=named)
 
 
 @pytest.fixture
-async def http(store: ChunkStore, room: Room) -> AsyncIterator[httpx.AsyncClient]:
+async def http(store: ChunkStore, room: FileRoom) -> AsyncIterator[httpx.AsyncClient]:
     async with serving(store, room=room) as client:
         yield client
 
@@ -73,7 +73,7 @@ async def parts(*data: bytes) -> AsyncIterator[bytes]:
         yield each
 
 
-async def take(room: Room, data: bytes, address: str = "a") -> None:
+async def take(room: FileRoom, data: bytes, address: str = "a") -> None:
     await room.take("files", name_of(data), parts(data), address)
 
 
@@ -115,7 +115,7 @@ async def test_what_the_chain_does_not_name_is_refused_with_the_reason(
     [("files", b"other", "other_hash"), ("files", b"", "other_hash"), ("work", b"x", "not_proven")],
 )
 async def test_what_is_not_what_its_name_says_is_not_kept(
-    http: httpx.AsyncClient, named: Named, room: Room, kind: str, body: bytes, code: str
+    http: httpx.AsyncClient, named: Named, room: FileRoom, kind: str, body: bytes, code: str
 ) -> None:
     named.name(b"file")
     name = name_of(b"file") if kind == "files" else LEAF
@@ -149,7 +149,7 @@ async def test_server_without_a_room_takes_and_shows_nothing(store: ChunkStore) 
 
 
 async def test_who_must_show_a_token_must_show_it_here(
-    store: ChunkStore, room: Room, named: Named
+    store: ChunkStore, room: FileRoom, named: Named
 ) -> None:
     named.name(b"a")
     async with serving(store, room=room, token="secret") as client:
@@ -159,7 +159,7 @@ async def test_who_must_show_a_token_must_show_it_here(
 
 
 async def test_upload_that_never_ends_is_cut_off_and_leaves_nothing(
-    store: ChunkStore, room: Room, named: Named, tmp_path: Path
+    store: ChunkStore, room: FileRoom, named: Named, tmp_path: Path
 ) -> None:
     named.name(b"slow")
     stays_open = asyncio.Event()
@@ -185,7 +185,7 @@ async def test_upload_that_never_ends_is_cut_off_and_leaves_nothing(
 
 
 async def test_full_room_makes_way_for_what_is_named_and_drops_the_oldest_unnamed(
-    room: Room, named: Named
+    room: FileRoom, named: Named
 ) -> None:
     first, second, third = (bytes([i]) * 400 for i in range(3))
     named.name(first, second, third)
@@ -203,7 +203,7 @@ async def test_full_room_makes_way_for_what_is_named_and_drops_the_oldest_unname
 
 
 async def test_proofs_that_are_no_longer_needed_make_way_and_a_lost_file_is_not_found(
-    http: httpx.AsyncClient, room: Room, named: Named
+    http: httpx.AsyncClient, room: FileRoom, named: Named
 ) -> None:
     await room.take("work", LEAF, parts(PROOFS), "a")
     data = b"a" * (1000 - len(PROOFS) + 1)
@@ -231,18 +231,18 @@ async def test_large_body_that_is_refused_is_not_read_to_its_end(
 
 
 async def test_room_remembers_what_it_holds_and_forgets_what_was_half_received(
-    room: Room, named: Named, tmp_path: Path
+    room: FileRoom, named: Named, tmp_path: Path
 ) -> None:
     named.name(b"a" * 400)
     await take(room, b"a" * 400)
     (tmp_path / "room" / "files" / "partial-1").write_bytes(b"half")
-    again = Room(tmp_path / "room", max_bytes=1000, admission=named)
+    again = FileRoom(tmp_path / "room", max_bytes=1000, admission=named)
     assert again.used_bytes() == 400
     assert again.find("files", name_of(b"a" * 400)) is not None
     assert not (tmp_path / "room" / "files" / "partial-1").exists()
 
 
-async def test_same_file_twice_counts_once(room: Room, named: Named) -> None:
+async def test_same_file_twice_counts_once(room: FileRoom, named: Named) -> None:
     named.name(b"a" * 400)
     await take(room, b"a" * 400)
     await take(room, b"a" * 400)
@@ -253,7 +253,7 @@ async def test_same_file_twice_counts_once(room: Room, named: Named) -> None:
     ("kind", "bound"), [("files", "MAX_FILE_BYTES"), ("work", "MAX_WORK_BYTES")]
 )
 async def test_nothing_larger_than_it_may_be_is_received(
-    room: Room, named: Named, kind: str, bound: str, monkeypatch: pytest.MonkeyPatch
+    room: FileRoom, named: Named, kind: str, bound: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rooms, bound, len(PROOFS))
     name = name_of(PROOFS) if kind == "files" else LEAF
@@ -270,7 +270,7 @@ def test_largest_file_is_that_of_the_protocol() -> None:
 class Upload:
     """An upload of a named file that arrives part by part."""
 
-    def __init__(self, room: Room, address: str, file: bytes = b"a") -> None:
+    def __init__(self, room: FileRoom, address: str, file: bytes = b"a") -> None:
         self._parts: asyncio.Queue[bytes] = asyncio.Queue()
         self._taking = asyncio.ensure_future(
             room.take("files", name_of(file), self._arriving(), address)
@@ -302,7 +302,7 @@ class Upload:
         await self._taking
 
 
-async def uploads(room: Room, *addresses: str) -> list[Upload]:
+async def uploads(room: FileRoom, *addresses: str) -> list[Upload]:
     found = []
     for address in addresses:
         found.append(Upload(room, address))
@@ -313,7 +313,9 @@ async def uploads(room: Room, *addresses: str) -> list[Upload]:
 @pytest.mark.parametrize(
     "addresses", [["10.0.0.1"] * 5, [f"2001:db8::{i}" for i in range(5)], ["unix"] * 5]
 )
-async def test_one_machine_has_few_uploads(room: Room, named: Named, addresses: list[str]) -> None:
+async def test_one_machine_has_few_uploads(
+    room: FileRoom, named: Named, addresses: list[str]
+) -> None:
     named.name(b"a")
     *first, one_more = await uploads(room, *addresses)
     assert "too many uploads" in str(await one_more.refusal())
@@ -323,7 +325,7 @@ async def test_one_machine_has_few_uploads(room: Room, named: Named, addresses: 
 
 
 async def test_newcomer_replaces_the_slowest_upload_of_the_machine_with_most(
-    room: Room, named: Named, monkeypatch: pytest.MonkeyPatch
+    room: FileRoom, named: Named, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named.name(b"a", b"aaa")
     monkeypatch.setattr(rooms, "UPLOADS", 3)
@@ -340,7 +342,7 @@ async def test_newcomer_replaces_the_slowest_upload_of_the_machine_with_most(
 
 
 async def test_upload_that_makes_progress_outlives_any_number_of_newcomers(
-    room: Room, named: Named, monkeypatch: pytest.MonkeyPatch
+    room: FileRoom, named: Named, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     honest = bytes(900)
     named.name(b"a", honest)
@@ -356,7 +358,7 @@ async def test_upload_that_makes_progress_outlives_any_number_of_newcomers(
     await asyncio.gather(*(stranger.send(b"") for stranger in strangers))
 
 
-async def test_bytes_of_a_stalled_upload_give_way(room: Room, named: Named) -> None:
+async def test_bytes_of_a_stalled_upload_give_way(room: FileRoom, named: Named) -> None:
     named.name(b"a", bytes(900))
     stalled = Upload(room, "stranger")
     await stalled.send(b"b" * 900)
@@ -371,7 +373,7 @@ async def test_bytes_of_a_stalled_upload_give_way(room: Room, named: Named) -> N
 
 
 async def test_honest_upload_arrives_while_strangers_send_slowly(
-    store: ChunkStore, room: Room, named: Named
+    store: ChunkStore, room: FileRoom, named: Named
 ) -> None:
     named.name(b"evidence", b"wanted")
     async with serving(store, room=room) as client:
@@ -396,7 +398,7 @@ async def test_honest_upload_arrives_while_strangers_send_slowly(
 
 
 async def test_full_disk_keeps_nothing_and_says_so(
-    http: httpx.AsyncClient, named: Named, room: Room, monkeypatch: pytest.MonkeyPatch
+    http: httpx.AsyncClient, named: Named, room: FileRoom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named.name(b"a")
 

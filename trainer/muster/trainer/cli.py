@@ -195,10 +195,10 @@ def trainer_plan(model: Path, recipe: Path, as_json: bool, **options: Any) -> No
       muster trainer plan --model ./model --recipe demo --memory-gb 8
     """
     from muster.trainer.config import load_either_recipe
-    from muster.trainer.learn.plan import Choices, plan_memory
+    from muster.trainer.learn.plan import MemoryChoices, plan_memory
 
     chosen = {name: value for name, value in options.items() if value is not None}
-    plan = plan_memory(model, load_either_recipe(recipe), Choices(**chosen))
+    plan = plan_memory(model, load_either_recipe(recipe), MemoryChoices(**chosen))
     click.echo(json.dumps(plan.figures()) if as_json else plan.table())
 
 
@@ -241,7 +241,7 @@ def trainer_bench(model: Path, recipe: Path, as_json: bool, **options: Any) -> N
     from transformers.utils import logging as transformers_logging
 
     from muster.trainer.config import load_recipe
-    from muster.trainer.learn.plan import Choices, return_freed_buffers
+    from muster.trainer.learn.plan import MemoryChoices, return_freed_buffers
     from muster.trainer.measure.bench import Load, measure_step
 
     return_freed_buffers()
@@ -256,7 +256,7 @@ def trainer_bench(model: Path, recipe: Path, as_json: bool, **options: Any) -> N
     found = measure_step(
         model,
         load_recipe(recipe),
-        Choices(**{name: options[name] for name in of_memory if options[name] is not None}),
+        MemoryChoices(**{name: options[name] for name in of_memory if options[name] is not None}),
         Load(**{name: options[name] for name in of_load}),
         peak_flops=peak and peak * 1e12,
         worker_tokens_per_s=options["worker_tokens_per_s"],

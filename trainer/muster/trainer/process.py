@@ -29,7 +29,7 @@ from muster.trainer.learn.follow import follow as follow_leader
 from muster.trainer.learn.learner import Learner
 from muster.trainer.learn.parallel import ONE_PROCESS, Team, join
 from muster.trainer.learn.plan import (
-    Choices,
+    MemoryChoices,
     MemoryPlan,
     plan_memory,
     return_freed_buffers,
@@ -353,7 +353,7 @@ class _Assembly:
         """Return and log the memory that training will take; raises MemoryShort when it does not
         fit."""
         settings = self.settings
-        choices = Choices(
+        choices = MemoryChoices(
             ranks=self.team.size if self.team else 1,
             context_ranks=settings.context_ranks,
             device=settings.device,

@@ -83,7 +83,7 @@ class DemoObservations:
 
 
 @dataclass(frozen=True, slots=True)
-class DemoWorker:
+class DemoWorkerReport:
     """One worker's part."""
 
     address: Address
@@ -141,7 +141,7 @@ def build_report(observed: DemoObservations) -> dict[str, Any]:
     }
 
 
-def worker_reports(observed: DemoObservations) -> list[DemoWorker]:
+def worker_reports(observed: DemoObservations) -> list[DemoWorkerReport]:
     """Return every worker's part, as the chain has it."""
     records = _records(observed)
     return [
@@ -152,11 +152,11 @@ def worker_reports(observed: DemoObservations) -> list[DemoWorker]:
 
 def _worker_report(
     observed: DemoObservations, address: Address, role: Role, records: Sequence[OutcomeRecord]
-) -> DemoWorker:
+) -> DemoWorkerReport:
     worker = observed.view.runs[observed.run_id].members[address]
     own = [record for record in records if record.worker_id == worker.worker_id]
     verdicts = Counter(record.verdict for record in own)
-    return DemoWorker(
+    return DemoWorkerReport(
         address=address,
         role=role.value,
         status=worker.status.lower(),
@@ -187,7 +187,7 @@ def _slash(observed: DemoObservations, slash: SlashView) -> dict[str, str]:
 # ---------------------------------------------------------------------- checks
 
 
-def run_checks(observed: DemoObservations, workers: Sequence[DemoWorker]) -> list[Promise]:
+def run_checks(observed: DemoObservations, workers: Sequence[DemoWorkerReport]) -> list[Promise]:
     """Return every promise of the demo with whether it held."""
     checks = [
         Promise("the policy learned", _learned(observed)),
@@ -215,13 +215,13 @@ def _learned(observed: DemoObservations) -> bool:
     return rewards[-1] >= END_REWARD and rewards[-1] - rewards[0] >= REWARD_GAIN
 
 
-def _cheaters_punished(observed: DemoObservations, workers: Sequence[DemoWorker]) -> bool:
+def _cheaters_punished(observed: DemoObservations, workers: Sequence[DemoWorkerReport]) -> bool:
     slashed = {slash.owner for slash in observed.view.slashes if slash.amount_wei > 0}
     cheaters = [w for w in workers if w.role == Role.CHEATER]
     return all(w.status in PUNISHED and w.address in slashed and w.accepted == 0 for w in cheaters)
 
 
-def _honest_unharmed(observed: DemoObservations, workers: Sequence[DemoWorker]) -> bool:
+def _honest_unharmed(observed: DemoObservations, workers: Sequence[DemoWorkerReport]) -> bool:
     slashed = {slash.owner for slash in observed.view.slashes}
     honest = [w for w in workers if w.role != Role.CHEATER]
     return all(w.status == "active" and w.address not in slashed for w in honest)
@@ -271,7 +271,7 @@ def _came_back(observed: DemoObservations) -> bool:
     )
 
 
-def _paid_exactly(observed: DemoObservations, workers: Sequence[DemoWorker]) -> bool:
+def _paid_exactly(observed: DemoObservations, workers: Sequence[DemoWorkerReport]) -> bool:
     price = observed.view.runs[observed.run_id].config.terms.price_per_unit
     return all(
         w.units > 0 and int(w.paid_wei) == w.units * price == observed.earned_wei[w.address]
@@ -320,7 +320,7 @@ def _audit_passes(observed: DemoObservations) -> bool:
     return bool(checks) and all(check["passed"] for check in checks)
 
 
-def _audit_agrees(observed: DemoObservations, workers: Sequence[DemoWorker]) -> bool:
+def _audit_agrees(observed: DemoObservations, workers: Sequence[DemoWorkerReport]) -> bool:
     names = ("status", "submitted", "accepted", "fraud", "units", "paid_wei")
     audited = {
         w["address"]: tuple(str(w.get(name)) for name in names)

@@ -36,7 +36,7 @@ from muster.client.deployed import (
     require_planned_addresses,
     write_standard_json,
 )
-from muster.client.network_file import AMOUNTS, Estimate, NetworkFile, estimate, read_network
+from muster.client.network_file import AMOUNTS, DeploymentCost, NetworkFile, estimate, read_network
 from muster.client.quantities import format_coins, format_duration, format_tokens
 from muster.deploy import DeployPlan, send_plan
 from muster.deploy.plan import STEPS, DeployStage, require_proxy
@@ -142,7 +142,7 @@ async def _require_chain(rpc: Rpc, described: NetworkFile) -> None:
         )
 
 
-def _cost_table(found: Estimate) -> tuple[list[str], list[list[str]]]:
+def _cost_table(found: DeploymentCost) -> tuple[list[str], list[list[str]]]:
     rows = [
         [
             cost.contract,
@@ -156,7 +156,7 @@ def _cost_table(found: Estimate) -> tuple[list[str], list[list[str]]]:
     return ["contract", "address", "gas", "ETH"], [*rows, total]
 
 
-def _cost_json(plan: DeployPlan, found: Estimate) -> dict[str, Any]:
+def _cost_json(plan: DeployPlan, found: DeploymentCost) -> dict[str, Any]:
     return {
         "account": plan.account,
         "contracts": {c.contract: {"address": c.address, "gas": c.gas} for c in found.costs},
@@ -167,7 +167,7 @@ def _cost_json(plan: DeployPlan, found: Estimate) -> dict[str, Any]:
     }
 
 
-def _funds_line(found: Estimate) -> str:
+def _funds_line(found: DeploymentCost) -> str:
     return (
         f"base fee {found.base_fee_wei / 1e9:.6g} gwei, tip {found.tip_wei / 1e9:.6g} gwei; "
         f"the account holds {format_coins(found.balance_wei)} ETH"

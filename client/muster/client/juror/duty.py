@@ -190,7 +190,7 @@ def next_step(
     return DutyStep.JUDGE if vote is None else DutyStep.COMMIT
 
 
-class Judge(Protocol):
+class JudgePort(Protocol):
     """Judges the work of cases, of several at the same time."""
 
     async def judge(self, case: CaseView) -> tuple[Ruling, dict[str, Any]]:
@@ -210,7 +210,7 @@ class JurorContext:
     """Chain connection that signs with the juror's key."""
     view: ChainView
     """View of the chain, kept up to date by another task."""
-    judge: Judge
+    judge: JudgePort
     """Judges the work of cases."""
     journal: VoteJournal
     """Earlier votes."""

@@ -14,7 +14,13 @@ from typing import TypeVar
 
 import numpy as np
 
-from muster.client.tickets import Assignment, Group, TicketTerms, slot_and_policy, ticket_fault
+from muster.client.tickets import (
+    Assignment,
+    TicketGroup,
+    TicketTerms,
+    slot_and_policy,
+    ticket_fault,
+)
 from muster.client.validator.replay import Replay, split_row_proofs
 from muster.inference import InferenceEngine
 from muster.inference.dialogue import Followed
@@ -181,7 +187,7 @@ def check_assignment(rows: Sequence[Rollout], assignment: Assignment) -> FailedC
     return None
 
 
-def _check_derived(number: int, row: Rollout, group: Group) -> FailedCheck | None:
+def _check_derived(number: int, row: Rollout, group: TicketGroup) -> FailedCheck | None:
     if row.problem_id != group.problem.problem_id:
         return _fraud(Reason.WRONG_PROBLEM, f"row {number} is another problem than the derived one")
     if row.target_length != group.target_length:

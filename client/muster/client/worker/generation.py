@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from muster.client.tickets import Group, derive
+from muster.client.tickets import TicketGroup, derive
 from muster.client.validator.checks import count_strikes
 from muster.client.validator.judging import Rules
 from muster.client.validator.replay import Replay, measure, replay_rows
@@ -133,7 +133,7 @@ def generate_row(
     return replace(row, task_reward=_reward(group.problem, played.answer))
 
 
-def _rollout(ticket: Ticket, group: Group, place: tuple[int, int], played: Played) -> Rollout:
+def _rollout(ticket: Ticket, group: TicketGroup, place: tuple[int, int], played: Played) -> Rollout:
     return Rollout(
         problem_id=group.problem.problem_id,
         group=place[0],

@@ -43,7 +43,7 @@ class SignedSubmission:
 
 
 @dataclass(frozen=True, slots=True)
-class Proven:
+class BatchPlace:
     """A submission's place on chain, with its Merkle proof."""
 
     name: BatchName
@@ -62,7 +62,7 @@ class SubmissionJournal(Journal):
         self._refused = folder / "refused"
         self._signed: dict[Slot, SignedSubmission] = {}
         self._open_slots: dict[Slot, SignedSubmission] = {}
-        self._proven: dict[Slot, Proven] = {}
+        self._proven: dict[Slot, BatchPlace] = {}
         self._recording = threading.Lock()
         super().__init__(folder / "submissions.jsonl")
 
@@ -74,7 +74,7 @@ class SubmissionJournal(Journal):
             self._proven.pop(slot, None)
             return
         if "proven" in entry:
-            self._proven[slot_of(Ticket.from_json(entry["proven"]))] = Proven(
+            self._proven[slot_of(Ticket.from_json(entry["proven"]))] = BatchPlace(
                 BatchName(int(entry["batch_id"]), to_hash32(entry["root"])),
                 int(entry["position"]),
                 tuple(to_hash32(each) for each in entry["proof"]),
@@ -114,7 +114,7 @@ class SubmissionJournal(Journal):
         """Return the submission recorded for the ticket's slot."""
         return self._signed.get(slot_of(ticket))
 
-    def prove(self, signed: SignedSubmission, proven: Proven) -> None:
+    def prove(self, signed: SignedSubmission, proven: BatchPlace) -> None:
         """Store a submission's place on chain, because its source may not show it again."""
         if self._proven.get(signed.slot) == proven:
             return
@@ -129,7 +129,7 @@ class SubmissionJournal(Journal):
         )
         self._proven[signed.slot] = proven
 
-    def proven(self, signed: SignedSubmission) -> Proven | None:
+    def proven(self, signed: SignedSubmission) -> BatchPlace | None:
         """Return a submission's place on chain if it is known; it is not kept for finished ones."""
         return self._proven.get(signed.slot)
 

@@ -40,7 +40,7 @@ from muster.client.quantities import format_tokens
 from muster.client.sources import MAX_NAMED, MAX_URL_CHARS, Sources
 from muster.client.validator.batches import is_misdeclared
 from muster.client.worker.context import NodeContext
-from muster.client.worker.journal import Proven, SignedSubmission, Slot
+from muster.client.worker.journal import BatchPlace, SignedSubmission, Slot
 from muster.lifecycle import run_beside
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ApiError, ConfigError
@@ -149,7 +149,9 @@ def next_step(
     return SilenceStep.SPLIT if batch.work is None else SilenceStep.SUMMON
 
 
-def find_batch(view: ChainView, own: BatchView | None, proven: Proven | None) -> BatchView | None:
+def find_batch(
+    view: ChainView, own: BatchView | None, proven: BatchPlace | None
+) -> BatchView | None:
     """Return the batch that holds a submission; the worker's own batch before the
     orchestrator's."""
     if own is not None:
@@ -161,7 +163,7 @@ def find_batch(view: ChainView, own: BatchView | None, proven: Proven | None) ->
 
 def prove_among(
     batch: BatchView, entries: Sequence[BatchEntry], signed: SignedSubmission
-) -> Proven | None:
+) -> BatchPlace | None:
     """Return the proof that a batch on chain holds a submission, computed from the content that a
     source shows; None if it does not.
     """
@@ -170,7 +172,7 @@ def prove_among(
     if leaf not in leaves or len(leaves) != batch.count or batch_root(leaves) != batch.root:
         return None
     position = leaves.index(leaf)
-    return Proven(batch.name, position, tuple(batch_proof(leaves, position)))
+    return BatchPlace(batch.name, position, tuple(batch_proof(leaves, position)))
 
 
 def named_sources(urls: Sequence[str]) -> list[str]:
@@ -194,7 +196,7 @@ class Accused:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _LastQuery:
     """The last query to the orchestrator about a submission."""
 
     newest: int
@@ -234,7 +236,7 @@ class SilenceDuty:
         self._clock = clock
         self._time = ChainClock(chain, clock)
         self._steps = Steps(clock, retry_s=RETRY_S, overtaken=_OVERTAKEN)
-        self._asked: dict[Slot, _Asked] = {}
+        self._asked: dict[Slot, _LastQuery] = {}
         self._returned = set[int]()
         self._rooms: dict[Hash32, tuple[int, float]] = {}
 
@@ -438,7 +440,7 @@ class SilenceDuty:
             return False
         else:
             pause_s = min(2 * asked.pause_s, LONGEST_ASK_S)
-        self._asked[signed.slot] = _Asked(newest, pause_s, now + pause_s)
+        self._asked[signed.slot] = _LastQuery(newest, pause_s, now + pause_s)
         return True
 
     # Bonds and cases

@@ -14,7 +14,7 @@ from random import Random
 import numpy as np
 
 from muster.inference import forgers
-from muster.inference.forgers import Chunks, Forger
+from muster.inference.forgers import Forger, RecomputedChunks
 from muster.lab.redteam.gain import Gain
 from muster.lab.redteam.sampling import resampled
 from muster.lab.redteam.stage import Stage, Worker, retold
@@ -97,7 +97,7 @@ def _forged(forger: Forger) -> Alter:
             shapes[len(row.completion_tokens)].append(place)
         changed = list(rows)
         for places in shapes.values():
-            chunks = Chunks(
+            chunks = RecomputedChunks(
                 np.stack([computed[i].hidden_TH for i in places]),
                 np.array([rows[i].completion_tokens for i in places]),
                 np.array([rows[i].group for i in places]),

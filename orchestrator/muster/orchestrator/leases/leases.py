@@ -127,7 +127,7 @@ Slots = frozenset[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _LeaseRequest:
     worker: MemberView
     holding: Slots
     """Slots of the tickets that the node works on."""
@@ -185,7 +185,7 @@ class Leases:
         """
         if self.are_paused:
             return NoTicket.PAUSED
-        return await self._grouped.join(_Asked(worker, holding, version))
+        return await self._grouped.join(_LeaseRequest(worker, holding, version))
 
     async def close_void(self) -> None:
         """Close the open leases whose seeds follow from a block that a reorganisation removed.
@@ -235,7 +235,7 @@ class Leases:
         snapshot = await self.read_snapshot(self.database, [])
         return next_step(snapshot.used, snapshot.outstanding, self.training.submissions_per_step)
 
-    async def _serve(self, questions: Sequence[_Asked]) -> list[Answer | Exception]:
+    async def _serve(self, questions: Sequence[_LeaseRequest]) -> list[Answer | Exception]:
         """Answer simultaneous requests in one transaction."""
         async with self.database.transaction(is_quick=True) as asked:
             snapshot = await self.read_snapshot(asked, [each.worker for each in questions])
@@ -243,7 +243,7 @@ class Leases:
             await asked.ask(*snapshot.given)
         return answers
 
-    def _decide(self, snapshot: Snapshot, asked: _Asked) -> Answer:
+    def _decide(self, snapshot: Snapshot, asked: _LeaseRequest) -> Answer:
         worker = asked.worker
         account = snapshot.accounts[worker.address]
         held = account.open_ticket(snapshot.now, self._oldest_version(), besides=asked.holding)

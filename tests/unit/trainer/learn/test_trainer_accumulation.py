@@ -14,7 +14,7 @@ from muster.protocol.objective import LossName, ObjectiveRecipe
 from muster.trainer.learn import learner
 from muster.trainer.learn.learner import LossInputs, loss_of
 from muster.trainer.learn.losses import Totals, is_token_level
-from muster.trainer.learn.packing import Sample
+from muster.trainer.learn.packing import TrainingSample
 from muster.trainer.learn.passes import Passes
 from muster.trainer.learn.persistence import named_weights
 
@@ -35,7 +35,8 @@ def _gradient(folder: Path, objective: ObjectiveRecipe, *, is_own: bool) -> torc
     base = named_weights(AutoModelForCausalLM.from_pretrained(folder))
     passes = Passes(model, lambda _: base, temperature=1.0, micro_batch_tokens=1000)
     samples = [
-        Sample((3, 4), tuple(5 + (i * j) % 7 for j in range(3 + i)), 1.0, 0) for i in range(4)
+        TrainingSample((3, 4), tuple(5 + (i * j) % 7 for j in range(3 + i)), 1.0, 0)
+        for i in range(4)
     ]
     (batch,) = passes.pack(samples)
     generator = torch.Generator().manual_seed(0)

@@ -25,7 +25,7 @@ from muster.protocol.rollouts import Rollout
 from muster.shardcast.adapter import CONFIG_NAME, WEIGHTS_NAME
 from muster.trainer.learn.learner import Learner
 from muster.trainer.learn.logprob import head_of, token_logprobs
-from muster.trainer.learn.packing import Sample, pack
+from muster.trainer.learn.packing import TrainingSample, pack
 from muster.trainer.learn.persistence import adapter_off, adapter_weights, is_adapted, merged_in
 from muster.trainer.publish.policies import (
     BASE,
@@ -230,7 +230,7 @@ def test_restored_learner_takes_the_same_step_bit_by_bit(
 def test_base_serves_all_versions_as_workers_sampled_with_them(practice: AdapterPractice) -> None:
     passes, own = practice.learner._passes, practice.learner.weights()
     own = {name: weight.clone() for name, weight in own.items()}
-    samples = [Sample((3, 4), (5, 6, 7, 1), 1.0, version) for version in (BASE, ONE, TWO)]
+    samples = [TrainingSample((3, 4), (5, 6, 7, 1), 1.0, version) for version in (BASE, ONE, TWO)]
     (known,) = passes.read_policies([samples], with_reference=True)
     for sample, found in zip(samples, known, strict=True):
         folder = practice.shelf.path(PolicyVersion(sample.policy_version))

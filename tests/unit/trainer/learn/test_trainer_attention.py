@@ -32,7 +32,7 @@ from muster.trainer.learn.attention import (
 )
 from muster.trainer.learn.cascade import Layout, cascade
 from muster.trainer.learn.logprob import head_of, token_logprobs
-from muster.trainer.learn.packing import Sample, pack
+from muster.trainer.learn.packing import TrainingSample, pack
 
 GPT2: dict[str, Any] = {
     **dict.fromkeys(("bos_token_id", "pad_token_id")),
@@ -114,7 +114,7 @@ def test_cascade_in_bfloat16_is_that_of_float32_rounded() -> None:
 
 
 def _gradients(
-    model: Any, samples: list[Sample], budget: int, is_padded: bool
+    model: Any, samples: list[TrainingSample], budget: int, is_padded: bool
 ) -> dict[str, Tensor]:
     model.zero_grad()
     for batch in pack(samples, budget, is_padded=is_padded):
@@ -133,10 +133,10 @@ def _distance(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
     return float((whole - other).norm() / other.norm())
 
 
-def _samples() -> list[Sample]:
+def _samples() -> list[TrainingSample]:
     lengths = [(4, 1), (4, 9), (4, 5), (7, 3), (7, 1), (2, 12), (1, 1)]
     return [
-        Sample(
+        TrainingSample(
             tuple(3 + (7 * p + j) % 30 for j in range(p)),
             tuple(3 + (5 * i + 11 * j) % 36 for j in range(c)),
             (-1.0) ** i * (1 + i / 4),

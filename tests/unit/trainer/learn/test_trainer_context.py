@@ -28,9 +28,9 @@ from worlds.tiny_shapes import COMMON, GEMMA
 from muster.protocol.errors import ConfigError
 from muster.trainer.learn.attention import NAME, packed_attention
 from muster.trainer.learn.cascade import Layout, _Varlen, cascade
-from muster.trainer.learn.context import BatchPart, Group, LayoutPart
+from muster.trainer.learn.context import BatchPart, LayoutPart, RowRanks
 from muster.trainer.learn.logprob import head_of, token_logprobs, token_objective
-from muster.trainer.learn.packing import MicroBatch, Sample, Work, pack
+from muster.trainer.learn.packing import MicroBatch, TrainingSample, Work, pack
 from muster.trainer.learn.parallel import Ranks
 from muster.trainer.learn.recompute import Lane, Recompute, recompute
 from muster.trainer.learn.sharded import Blueprint
@@ -86,7 +86,7 @@ class Forgetful(Rank):
         return parts[self.place]
 
 
-def together(work: Callable[[Group], T], size: int, kind: type[Rank] = Rank) -> list[T]:
+def together(work: Callable[[RowRanks], T], size: int, kind: type[Rank] = Rank) -> list[T]:
     """Return the result of each rank's thread."""
     meeting = Meeting(size)
     with ThreadPoolExecutor(size) as threads:
@@ -125,7 +125,7 @@ def in_parts(
 ) -> list[Tensor]:
     """Return the same as `results`, computed by ranks that share the row."""
 
-    def work(group: Group) -> tuple[Tensor, list[Tensor]]:
+    def work(group: RowRanks) -> tuple[Tensor, list[Tensor]]:
         part = LayoutPart.of(layout, group)
         axes = (2, 2, 2, 1)
         filled = [
@@ -228,10 +228,10 @@ def test_a_gpu_is_asked_for_the_same(layout: Layout, size: int) -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-def samples() -> list[Sample]:
+def samples() -> list[TrainingSample]:
     lengths = [(4, 1), (4, 9), (4, 5), (7, 3), (7, 1), (2, 12), (1, 1), (30, 30)]
     return [
-        Sample(
+        TrainingSample(
             tuple(3 + (7 * p + j) % 30 for j in range(p)),
             tuple(3 + (5 * i + 11 * j) % 36 for j in range(c)),
             (-1.0) ** i * (1 + i / 4),
@@ -260,7 +260,7 @@ def test_every_token_is_one_ranks(size: int) -> None:
 
 def test_ranks_have_about_as_many_pairs() -> None:
     # The last of four equal parts in a row would have seven times the pairs of the first.
-    (batch,) = pack([Sample((3,), (4,) * 800)], 1000)
+    (batch,) = pack([TrainingSample((3,), (4,) * 800)], 1000)
     pairs = []
     for part in parts_of(batch, 4):
         layout = part.batch.layout
@@ -277,7 +277,7 @@ def _area(range_: slice) -> int:
 
 
 def test_positions_that_fill_up_are_known_to_every_model() -> None:
-    (batch,) = pack([Sample((3,), (4,) * 60)], 1000)
+    (batch,) = pack([TrainingSample((3,), (4,) * 60)], 1000)
     for part in parts_of(batch, 4):
         assert part.batch.layout is not None
         assert max(part.batch.layout.positions()) < 60
@@ -345,7 +345,7 @@ def test_models_gradient_is_the_sum_of_the_ranks(config: PretrainedConfig, loss:
     def of_tokens(logp_R: Tensor, entropy_R: Tensor, rows: Any) -> Tensor:
         return (logp_R + 0.1 * entropy_R) * weight_N[rows]
 
-    def gradient(group: Group | None) -> Tensor:
+    def gradient(group: RowRanks | None) -> Tensor:
         own = copy.deepcopy(model)
         part = BatchPart.of(batch, group) if group else None
         computed = part.batch if part else batch
@@ -376,7 +376,7 @@ def test_inputs_of_each_ranks_part_wait_on_the_host() -> None:
     model = _model(Qwen3Config(**{**COMMON, "num_hidden_layers": 3}))
     (batch,) = pack(samples(), 1000)
 
-    def gradient(kind: Recompute, lane: type[Lane], group: Group) -> Tensor:
+    def gradient(kind: Recompute, lane: type[Lane], group: RowRanks) -> Tensor:
         own = copy.deepcopy(model)
         recompute(own, kind, lane(torch.device("cpu")))
         hidden = BatchPart.of(batch, group).batch.hidden(own)

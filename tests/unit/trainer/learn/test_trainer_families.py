@@ -24,9 +24,9 @@ from worlds.tiny_shapes import COMMON, GEMMA
 
 from muster.protocol.errors import ConfigError
 from muster.trainer.learn.learner import Learner
-from muster.trainer.learn.packing import Sample
+from muster.trainer.learn.packing import TrainingSample
 from muster.trainer.learn.passes import Passes
-from muster.trainer.learn.plan import Choices, Planner
+from muster.trainer.learn.plan import MemoryChoices, Planner
 
 DENSE = {
     "Qwen2": Qwen2Config(**COMMON),
@@ -39,9 +39,9 @@ DENSE = {
 }
 TEMPERATURE = 0.8
 SAMPLES = [
-    Sample((3, 4, 5), (6, 7, 8, 9, 1), 1.0, 0),
-    Sample((3, 4, 5), (9, 5, 1), -1.0, 0),
-    Sample((12,), (3, 30, 31, 7, 3, 2, 1), 0.5, 0),
+    TrainingSample((3, 4, 5), (6, 7, 8, 9, 1), 1.0, 0),
+    TrainingSample((3, 4, 5), (9, 5, 1), -1.0, 0),
+    TrainingSample((12,), (3, 30, 31, 7, 3, 2, 1), 0.5, 0),
 ]
 
 
@@ -103,4 +103,4 @@ def test_experts_are_refused_by_name(tmp_path: Path) -> None:
 
 def test_experts_are_refused_before_anything_is_planned() -> None:
     with pytest.raises(ConfigError, match="mixture of 4 experts"):
-        Planner(EXPERTS, make_recipe(), Choices())
+        Planner(EXPERTS, make_recipe(), MemoryChoices())

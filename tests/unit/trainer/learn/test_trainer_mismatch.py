@@ -22,7 +22,7 @@ from muster.protocol.recipe import Recipe
 from muster.protocol.rollouts import Rollout
 from muster.trainer.learn.advantages import Kept, without_mismatch
 from muster.trainer.learn.learner import Learner
-from muster.trainer.learn.packing import Sample
+from muster.trainer.learn.packing import TrainingSample
 from muster.trainer.publish.policies import BASE
 from muster.trainer.stream.filters import Drop
 
@@ -51,9 +51,9 @@ def _honest(model_folder: Path, groups: int = 8) -> list[list[Rollout]]:
     return [rows[n : n + 4] for n in range(0, len(rows), 4)]
 
 
-def _samples(groups: list[list[Rollout]]) -> list[Sample]:
+def _samples(groups: list[list[Rollout]]) -> list[TrainingSample]:
     return [
-        Sample(r.prompt_tokens, r.completion_tokens, 0.0, r.policy_version)
+        TrainingSample(r.prompt_tokens, r.completion_tokens, 0.0, r.policy_version)
         for group in groups
         for r in group
     ]
@@ -165,7 +165,7 @@ def test_samples_that_are_no_number_do_not_cost_the_others(
 
 
 def test_limit_counts_in_both_directions() -> None:
-    samples = [Sample((1,), (2,), float(i), PolicyVersion(0)) for i in range(5)]
+    samples = [TrainingSample((1,), (2,), float(i), PolicyVersion(0)) for i in range(5)]
     kept = Kept([samples[:3], samples[3:]], Counter({Drop.ZERO_ADVANTAGE: 7}))
     left = without_mismatch(kept, [1.5, -1.6, 0.0, math.nan, 1.6], 1.5)
     assert left.samples == [[samples[0], samples[2]]]

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from muster.trainer.learn.packing import (
     ASSUMED_WIDTH,
     MicroBatch,
-    Sample,
+    TrainingSample,
     balance,
     group_cost,
     pack,
@@ -19,7 +19,7 @@ from muster.trainer.learn.packing import (
 TOKENS = st.lists(st.integers(3, 12), min_size=1, max_size=9).map(tuple)
 SAMPLES = st.lists(
     st.builds(
-        Sample,
+        TrainingSample,
         prompt_tokens=st.sampled_from([(3,), (4, 5, 6), (4, 5), (7, 8, 9, 10, 11)]) | TOKENS,
         completion_tokens=TOKENS,
         advantage=st.floats(-1, 1),
@@ -30,7 +30,7 @@ SAMPLES = st.lists(
 )
 GROUPS = st.lists(
     st.builds(
-        lambda prompt, lengths: [Sample((3,) * prompt, (4,) * n, 0.0, 0) for n in lengths],
+        lambda prompt, lengths: [TrainingSample((3,) * prompt, (4,) * n, 0.0, 0) for n in lengths],
         st.integers(1, 50),
         st.lists(st.integers(1, 300), min_size=1, max_size=3),
     ),
@@ -41,7 +41,7 @@ BUDGETS = st.integers(1, 100)
 
 @given(SAMPLES, BUDGETS, st.booleans())
 def test_every_sample_is_packed_exactly_once(
-    samples: list[Sample], budget: int, is_padded: bool
+    samples: list[TrainingSample], budget: int, is_padded: bool
 ) -> None:
     batches = pack(samples, budget, is_padded=is_padded)
     assert sorted(i for batch in batches for i in batch.order) == list(range(len(samples)))
@@ -49,7 +49,7 @@ def test_every_sample_is_packed_exactly_once(
 
 @given(SAMPLES, BUDGETS, st.booleans())
 def test_micro_batches_stay_within_the_budget_or_hold_one_sample(
-    samples: list[Sample], budget: int, is_padded: bool
+    samples: list[TrainingSample], budget: int, is_padded: bool
 ) -> None:
     for batch in pack(samples, budget, is_padded=is_padded):
         assert batch.tokens_BT.numel() <= budget or len(batch.order) == 1
@@ -57,7 +57,7 @@ def test_micro_batches_stay_within_the_budget_or_hold_one_sample(
 
 @given(SAMPLES, BUDGETS)
 def test_packed_rows_hold_each_prompt_once_and_no_padding(
-    samples: list[Sample], budget: int
+    samples: list[TrainingSample], budget: int
 ) -> None:
     for batch in pack(samples, budget):
         chosen = [samples[i] for i in batch.order]
@@ -68,7 +68,9 @@ def test_packed_rows_hold_each_prompt_once_and_no_padding(
 
 
 @given(SAMPLES)
-def test_samples_of_a_prompt_share_a_micro_batch_when_they_fit(samples: list[Sample]) -> None:
+def test_samples_of_a_prompt_share_a_micro_batch_when_they_fit(
+    samples: list[TrainingSample],
+) -> None:
     budget = max(
         len(s.prompt_tokens)
         + sum(len(o.completion_tokens) for o in samples if o.prompt_tokens == s.prompt_tokens)
@@ -94,7 +96,7 @@ def _history(batch: MicroBatch, position: int) -> list[int]:
 
 @given(SAMPLES, BUDGETS)
 def test_packed_targets_follow_the_tokens_that_predict_them(
-    samples: list[Sample], budget: int
+    samples: list[TrainingSample], budget: int
 ) -> None:
     for batch in pack(samples, budget):
         assert batch.layout is not None
@@ -110,7 +112,7 @@ def test_packed_targets_follow_the_tokens_that_predict_them(
 
 @given(SAMPLES, BUDGETS)
 def test_padded_targets_follow_the_tokens_that_predict_them(
-    samples: list[Sample], budget: int
+    samples: list[TrainingSample], budget: int
 ) -> None:
     for batch in pack(samples, budget, is_padded=True):
         for row, i in enumerate(batch.order):
@@ -124,13 +126,13 @@ def test_padded_targets_follow_the_tokens_that_predict_them(
 
 
 @given(SAMPLES, BUDGETS)
-def test_packing_is_the_same_each_time(samples: list[Sample], budget: int) -> None:
+def test_packing_is_the_same_each_time(samples: list[TrainingSample], budget: int) -> None:
     first, again = pack(samples, budget), pack(samples, budget)
     assert [b.order for b in first] == [b.order for b in again]
 
 
 @given(GROUPS, st.integers(1, 5))
-def test_every_group_is_on_exactly_one_rank(groups: list[list[Sample]], ranks: int) -> None:
+def test_every_group_is_on_exactly_one_rank(groups: list[list[TrainingSample]], ranks: int) -> None:
     dealt = balance(groups, ranks)
     assert len(dealt) == ranks
     assert sorted(id(g) for mine in dealt for g in mine) == sorted(map(id, groups))
@@ -139,7 +141,7 @@ def test_every_group_is_on_exactly_one_rank(groups: list[list[Sample]], ranks: i
 
 @given(GROUPS, st.integers(1, 5))
 def test_no_rank_has_more_than_the_bound_of_longest_first(
-    groups: list[list[Sample]], ranks: int
+    groups: list[list[TrainingSample]], ranks: int
 ) -> None:
     work = [group_cost(group) for group in groups]
     longest = max(sum(group_cost(g) for g in mine) for mine in balance(groups, ranks))
@@ -147,12 +149,12 @@ def test_no_rank_has_more_than_the_bound_of_longest_first(
 
 
 def test_long_groups_are_spread() -> None:
-    short, long = ([Sample((3,), (4,) * n, 0.0, 0)] for n in (10, 50))
+    short, long = ([TrainingSample((3,), (4,) * n, 0.0, 0)] for n in (10, 50))
     assert balance([long, short, short, long], 2) == [[long, short], [short, long]]
 
 
 def test_cost_counts_a_shared_prompt_once() -> None:
-    sample = Sample((3,) * 100, (4,) * 11, 0.0, 0)
+    sample = TrainingSample((3,) * 100, (4,) * 11, 0.0, 0)
     # Pairs of positions: 5,050 within the prompt, and 1,055 for each completion.
     pairs = 5050 + 3 * 1055
     assert group_cost([sample] * 3) == pytest.approx(100 + 3 * 10 + pairs / (6 * ASSUMED_WIDTH))
@@ -164,15 +166,15 @@ def test_no_rank_is_refused() -> None:
 
 
 @st.composite
-def dialogues(draw: st.DrawFn) -> Sample:
+def dialogues(draw: st.DrawFn) -> TrainingSample:
     tokens = draw(st.lists(st.integers(3, 12), min_size=3, max_size=9))
     places = sorted(draw(st.sets(st.integers(1, len(tokens) - 1), min_size=2, max_size=2)))
-    return Sample((7, 8), tuple(tokens), 1.0, 0, ((places[0], places[1]),))
+    return TrainingSample((7, 8), tuple(tokens), 1.0, 0, ((places[0], places[1]),))
 
 
 @given(st.lists(dialogues(), min_size=1, max_size=6), BUDGETS, st.booleans())
 def test_replies_are_computed_and_not_trained_on(
-    samples: list[Sample], budget: int, is_padded: bool
+    samples: list[TrainingSample], budget: int, is_padded: bool
 ) -> None:
     plain = [replace(sample, replies=()) for sample in samples]
     for batch, whole in zip(

@@ -14,15 +14,15 @@ from transformers import AutoModelForCausalLM
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import PolicyVersion
 from muster.trainer.learn.logprob import head_of, token_logprobs
-from muster.trainer.learn.packing import Sample, pack
+from muster.trainer.learn.packing import TrainingSample, pack
 from muster.trainer.learn.passes import ComputeType, Known, Passes
 from muster.trainer.learn.persistence import load_weights, named_weights, standing_in
 from muster.trainer.learn.recompute import Recompute, recompute
 
 
-def _samples(*versions: int) -> list[Sample]:
+def _samples(*versions: int) -> list[TrainingSample]:
     return [
-        Sample((3, 4 + v % 2, 5), tuple(6 + (i + j) % 5 for j in range(2 + i)), 1.0 - i, v)
+        TrainingSample((3, 4 + v % 2, 5), tuple(6 + (i + j) % 5 for j in range(2 + i)), 1.0 - i, v)
         for i, v in enumerate(versions)
     ]
 
@@ -55,7 +55,7 @@ class World:
         weights = named_weights(self.base)
         return {name: weight * (1 + version / 50) for name, weight in weights.items()}
 
-    def logprobs(self, sample: Sample) -> torch.Tensor:
+    def logprobs(self, sample: TrainingSample) -> torch.Tensor:
         """The log-probabilities under the sample's version, computed alone in a padded row."""
         model = copy.deepcopy(self.base)
         load_weights(model, self._published(PolicyVersion(sample.policy_version)))
@@ -64,7 +64,9 @@ class World:
             return token_logprobs(batch.hidden(model), head_of(model), batch.targets_N, 0.8)[0]
 
 
-def _known(world: World, *steps: list[Sample], with_reference: bool = False) -> list[list[Known]]:
+def _known(
+    world: World, *steps: list[TrainingSample], with_reference: bool = False
+) -> list[list[Known]]:
     world.asked.clear()
     return world.passes.read_policies(steps, with_reference=with_reference)
 
@@ -142,7 +144,7 @@ def test_weights_in_training_come_back_when_a_version_does_not_fit(model_folder:
         pass
 
 
-def _backward(world: World, samples: list[Sample]) -> torch.Tensor:
+def _backward(world: World, samples: list[TrainingSample]) -> torch.Tensor:
     world.passes.refresh()
     for batch in world.passes.pack(samples):
         total, *_ = world.passes.objective(batch, lambda logp_R, _h, _rows: logp_R / 10)

@@ -19,9 +19,16 @@ from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId, Step
 from muster.protocol.sft import SftRecipe
 from muster.trainer.learn.learner import Learner
-from muster.trainer.learn.packing import Sample
+from muster.trainer.learn.packing import TrainingSample
 from muster.trainer.learn.parallel import join
-from muster.trainer.learn.plan import PROCESS, SAVING, Choices, MemoryShort, Planner, plan_memory
+from muster.trainer.learn.plan import (
+    PROCESS,
+    SAVING,
+    MemoryChoices,
+    MemoryShort,
+    Planner,
+    plan_memory,
+)
 from muster.trainer.learn.recompute import Lane, Recompute
 from muster.trainer.learn.rehearsal import Rehearsal
 from muster.trainer.learn.sft_learner import SftLearner
@@ -67,7 +74,7 @@ def rehearsal() -> Rehearsal:
 
 
 def planner(memory_gb: float | None, **choices: Any) -> Planner:
-    given = Choices(memory_gb=memory_gb, **choices)
+    given = MemoryChoices(memory_gb=memory_gb, **choices)
     return Planner(config(), recipe(512, 0), given, rehearsal())
 
 
@@ -117,7 +124,7 @@ def test_peak_is_the_planned_one_within_a_tenth(tmp_path: Path, name: str) -> No
     tied = wanted.pop("tie_word_embeddings", True)
     own = Qwen3Config(**{**TINY, "max_position_embeddings": LENGTH, "tie_word_embeddings": tied})
     shelf = shelf_of(own, tmp_path)
-    choices = Choices(memory_gb=1000.0, **{"micro_batch_tokens": 800, **wanted})
+    choices = MemoryChoices(memory_gb=1000.0, **{"micro_batch_tokens": 800, **wanted})
     plan = Planner(own, made, choices).plan()
     learner = Learner(
         shelf.path(BASE),
@@ -151,7 +158,9 @@ class Alone:
 def test_site_takes_what_is_planned_within_a_tenth(tmp_path: Path, length: int) -> None:
     made, own = recipe(length, 0), Qwen3Config(**{**TINY, "max_position_embeddings": length})
     shelf = shelf_of(own, tmp_path)
-    choices = Choices(memory_gb=1000.0, micro_batch_tokens=2 * length, recompute="full", sites=2)
+    choices = MemoryChoices(
+        memory_gb=1000.0, micro_batch_tokens=2 * length, recompute="full", sites=2
+    )
     plan = Planner(own, made, choices).plan()
     learner = Learner(
         shelf.path(BASE),
@@ -209,7 +218,9 @@ def test_inputs_on_the_host_take_what_is_planned(
     made = recipe(length, 0)
     own = Qwen3Config(**{**TINY, "num_hidden_layers": 20, "max_position_embeddings": length})
     shelf = shelf_of(own, tmp_path)
-    given = Choices(memory_gb=1000.0, micro_batch_tokens=1600, recompute="host", device="cuda")
+    given = MemoryChoices(
+        memory_gb=1000.0, micro_batch_tokens=1600, recompute="host", device="cuda"
+    )
     plan = Planner(own, made, given, Rehearsal(own, made.adapter, "float32")).plan()
     learner = Learner(
         shelf.path(BASE),
@@ -236,7 +247,7 @@ def test_fine_tuning_takes_what_is_planned_and_reads_no_policies(tmp_path: Path)
     made = SftRecipe.model_validate(
         {"name": "plan", "rows": {"max_tokens": 200}, "training": {"batch_tokens": 31 * LENGTH}}
     )
-    plan = Planner(own, made, Choices(memory_gb=1000.0, micro_batch_tokens=800)).plan()
+    plan = Planner(own, made, MemoryChoices(memory_gb=1000.0, micro_batch_tokens=800)).plan()
     assert "policy that stands in" not in {part.name for part in plan.parts}
     learner = SftLearner(
         tmp_path / "model",
@@ -246,7 +257,7 @@ def test_fine_tuning_takes_what_is_planned_and_reads_no_policies(tmp_path: Path)
         recomputed=plan.recompute,
     )
     samples = [
-        Sample(row.prompt_tokens, row.completion_tokens[sample % 3 :])
+        TrainingSample(row.prompt_tokens, row.completion_tokens[sample % 3 :])
         for group in groups(LENGTH)
         for sample, row in enumerate(group)
     ]
@@ -327,7 +338,7 @@ def test_ranks_share_weights_gradients_and_optimiser() -> None:
 
 
 def of_long_rows(memory_gb: float, **choices: Any) -> Planner:
-    given = Choices(memory_gb=memory_gb, **{"recompute": "full", **choices})
+    given = MemoryChoices(memory_gb=memory_gb, **{"recompute": "full", **choices})
     own = config(max_position_embeddings=16_384)
     return Planner(own, recipe(16_384, 0), given, rehearsal())
 
@@ -360,7 +371,7 @@ def test_a_row_beyond_a_ranks_memory_is_to_be_shared(ranks: int, hint: str) -> N
 def of_a_gpu(memory_gb: float, **choices: Any) -> Planner:
     """Plan rows of 16,384 tokens on a GPU."""
     own = config(max_position_embeddings=16_384)
-    given = Choices(memory_gb=memory_gb, **{"device": "cuda", **choices})
+    given = MemoryChoices(memory_gb=memory_gb, **{"device": "cuda", **choices})
     return Planner(own, recipe(16_384, 0), given, rehearsal())
 
 
@@ -430,7 +441,7 @@ def test_ranks_that_do_not_divide_into_groups_are_refused() -> None:
 
 def test_an_adapter_takes_no_gradients_of_the_base() -> None:
     made = recipe(512, 8)
-    plan = Planner(config(), made, Choices(memory_gb=100.0)).plan()
+    plan = Planner(config(), made, MemoryChoices(memory_gb=100.0)).plan()
     parts = {p.name: p for p in plan.parts}
     size = Rehearsal(config(), made.adapter, "float32").size
     # One layer's merged weight at a time, as stored in the file and as used in computation.
@@ -477,7 +488,9 @@ def test_passes_are_rehearsed_only_if_the_other_parts_fit(monkeypatch: pytest.Mo
     monkeypatch.setattr(Rehearsal, "bytes", rehearse)
 
     def found(memory_gb: float) -> object:
-        return Planner(config(), recipe(512, 0), Choices(memory_gb=memory_gb), rehearsal()).found()
+        return Planner(
+            config(), recipe(512, 0), MemoryChoices(memory_gb=memory_gb), rehearsal()
+        ).found()
 
     assert found(0.1) is None
     with pytest.raises(Rehearsed):
@@ -485,4 +498,4 @@ def test_passes_are_rehearsed_only_if_the_other_parts_fit(monkeypatch: pytest.Mo
 
 
 def test_plan_reads_the_architecture_alone(folder: Path) -> None:
-    assert plan_memory(folder, recipe(512, 0), Choices(memory_gb=9.0)).peak < 9e9
+    assert plan_memory(folder, recipe(512, 0), MemoryChoices(memory_gb=9.0)).peak < 9e9

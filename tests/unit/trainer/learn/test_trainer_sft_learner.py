@@ -13,16 +13,16 @@ from transformers import AutoModelForCausalLM
 
 from muster.protocol.ids import Step
 from muster.protocol.sft import SftRecipe
-from muster.trainer.learn.packing import Sample
+from muster.trainer.learn.packing import TrainingSample
 from muster.trainer.learn.recompute import Lane
 from muster.trainer.learn.sft_learner import SftLearner, rate_of
 from muster.trainer.publish.policies import BASE, PolicyShelf
 
 SAMPLES = [
-    Sample((3, 4, 5), (6, 7, 8, 1)),
-    Sample((3, 4, 5), (9, 1)),
-    Sample((12, 4), (3, 10, 11, 7, 3, 2, 1), replies=((2, 4),)),
-    Sample((13,), (5, 1)),
+    TrainingSample((3, 4, 5), (6, 7, 8, 1)),
+    TrainingSample((3, 4, 5), (9, 1)),
+    TrainingSample((12, 4), (3, 10, 11, 7, 3, 2, 1), replies=((2, 4),)),
+    TrainingSample((13,), (5, 1)),
 ]
 """Two that share a prompt, one with a reply."""
 TARGETS = [4, 2, 5, 2]
@@ -48,7 +48,7 @@ def make(model_folder: Path, tmp_path: Path) -> Any:
     return made
 
 
-def labelled(sample: Sample) -> tuple[Tensor, Tensor]:
+def labelled(sample: TrainingSample) -> tuple[Tensor, Tensor]:
     """Return a row and its labels as transformers takes them: -100 is not trained on."""
     tokens = torch.tensor([[*sample.prompt_tokens, *sample.completion_tokens]])
     labels, start = tokens.clone(), len(sample.prompt_tokens)
@@ -58,7 +58,7 @@ def labelled(sample: Sample) -> tuple[Tensor, Tensor]:
     return tokens, labels
 
 
-def reference(folder: Path, samples: list[Sample]) -> tuple[float, dict[str, Tensor]]:
+def reference(folder: Path, samples: list[TrainingSample]) -> tuple[float, dict[str, Tensor]]:
     """Return loss and gradient by transformers' own loss, each row alone and unpacked."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     total, count = torch.zeros(()), sum(sample.sampled for sample in samples)
@@ -128,8 +128,8 @@ def test_rows_of_a_batch_do_not_see_one_another(make: Any) -> None:
 
 def test_a_reply_changes_what_follows_it_and_is_not_trained_on(make: Any) -> None:
     learner, (_, _, replied, _) = make(), SAMPLES
-    other = Sample(replied.prompt_tokens, (3, 10, 4, 4, 3, 2, 1), replies=replied.replies)
-    trained = Sample(replied.prompt_tokens, replied.completion_tokens)
+    other = TrainingSample(replied.prompt_tokens, (3, 10, 4, 4, 3, 2, 1), replies=replied.replies)
+    trained = TrainingSample(replied.prompt_tokens, replied.completion_tokens)
     assert learner.held_out([other]).tokens == learner.held_out([replied]).tokens == 5
     assert learner.held_out([other]).loss != learner.held_out([replied]).loss
     assert learner.held_out([trained]).tokens == 7

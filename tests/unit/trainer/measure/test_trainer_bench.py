@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from trainer_fakes import make_recipe
 
 from muster.trainer.cli import trainer_bench
-from muster.trainer.learn.plan import Choices, MemoryShort, plan_memory
+from muster.trainer.learn.plan import MemoryChoices, MemoryShort, plan_memory
 from muster.trainer.measure.bench import BenchFigures, Load, made_up, measure_step
 from muster.trainer.measure.figures import PHASES
 
@@ -20,7 +20,7 @@ def _measured(model: Path, **changes: object) -> BenchFigures:
     return measure_step(
         model,
         make_recipe(**changes),
-        Choices(memory_gb=1000.0),
+        MemoryChoices(memory_gb=1000.0),
         Load(prompt_tokens=4, completion_tokens=3, repeats=1),
         worker_tokens_per_s=7.0,
     )
@@ -77,7 +77,7 @@ def test_what_does_not_fit_is_refused_before_it_is_measured(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("muster.trainer.learn.plan._process_bytes", lambda _: 450e6)
-    choices = Choices(memory_gb=1000.0, micro_batch_tokens=2048, recompute="none")
+    choices = MemoryChoices(memory_gb=1000.0, micro_batch_tokens=2048, recompute="none")
     takes = plan_memory(model_folder, make_recipe(), choices).peak
     # One byte is missing, so that the hint's first proposal is enough.
     less = replace(choices, memory_gb=(takes - 1) / 1e9)

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, Qwen3Config, Qwen3Moe
 from muster.protocol.ids import Step
 from muster.protocol.recipe import AdapterRecipe
 from muster.trainer.learn.learner import Learner
-from muster.trainer.learn.packing import Sample, work_of
+from muster.trainer.learn.packing import TrainingSample, work_of
 from muster.trainer.learn.passes import Passes
 from muster.trainer.learn.persistence import add_adapter
 from muster.trainer.measure.figures import PHASES, Sums
@@ -33,7 +33,7 @@ SHAPES = {
         decoder_sparse_step=1,
     ),
 }  # fmt: skip
-SAMPLE = Sample(tuple(range(2, 9)), tuple(range(10, 25)), 1.0, 0)
+SAMPLE = TrainingSample(tuple(range(2, 9)), tuple(range(10, 25)), 1.0, 0)
 
 
 def _counted(model: torch.nn.Module, *, with_gradient: bool) -> tuple[float, float]:
@@ -100,7 +100,9 @@ def test_operations_of_a_step_are_those_of_its_passes(tmp_path: Path, model_fold
     shelf = PolicyShelf(tmp_path)
     shelf.adopt(model_folder)
     groups = [rows[i : i + 4] for rows in [make_rollouts(1, recipe=make_recipe())] for i in (0, 4)]
-    samples = [Sample(r.prompt_tokens, r.completion_tokens, 0.0, 0) for g in groups for r in g]
+    samples = [
+        TrainingSample(r.prompt_tokens, r.completion_tokens, 0.0, 0) for g in groups for r in g
+    ]
     learner = Learner(model_folder, make_recipe(), published=lambda _: shelf.weights(BASE))
     cost, work = cost_of(learner.model), work_of(samples)
     gradient = cost.of(work, with_gradient=True)

@@ -23,7 +23,7 @@ from muster.protocol.sft import SftRecipe
 from muster.tasks import Undecided
 from muster.tasks.toys import make_sort
 from muster.trainer.learn.parallel import Ranks
-from muster.trainer.learn.plan import Choices
+from muster.trainer.learn.plan import MemoryChoices
 from muster.trainer.measure import evaluate
 from muster.trainer.sft.flow import FineTuning, fine_tune
 from muster.trainer.sft.job import TuningJob, prepare
@@ -67,7 +67,7 @@ def job_of(folder: Path, data: Path, model: Path) -> TuningJob:
         recipe=RECIPE,
         out=folder / "student",
         state_dir=folder / "state",
-        choices=Choices(),
+        choices=MemoryChoices(),
         save_every=3,
         eval_every=5,
     )

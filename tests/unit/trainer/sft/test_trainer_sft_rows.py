@@ -24,7 +24,7 @@ from muster.protocol.prompts import render_prompt
 from muster.protocol.recipe import PromptRecipe, Recipe, SamplingRecipe, TrainingRecipe
 from muster.protocol.sft import SftRecipe
 from muster.tasks.row_files import Unreadable
-from muster.trainer.learn.packing import Sample
+from muster.trainer.learn.packing import TrainingSample
 from muster.trainer.sft.encoding import LeftOut, RowEncoder
 from muster.trainer.sft.rows import Order, TokenRows, is_drawn, problem_of, sample_of, write_rows
 from muster.trainer.sft.source import COLUMNS as EXPORTED, open_source
@@ -297,8 +297,10 @@ def test_rows_are_written_once_and_counted(encoder: RowEncoder, tmp_path: Path) 
     assert counts.left_out == {"unreadable": 3, "empty": 1}
     rows = TokenRows(tmp_path / "rows")
     assert rows.counts == counts
-    assert [rows.sample(row) for row in rows.held_out.tolist()] == [Sample((7, EQUALS), (7, EOS))]
-    assert rows.sample(int(rows.trained[0])) == Sample((ONE, TWO, EQUALS), (TWO, ONE, EOS))
+    assert [rows.sample(row) for row in rows.held_out.tolist()] == [
+        TrainingSample((7, EQUALS), (7, EOS))
+    ]
+    assert rows.sample(int(rows.trained[0])) == TrainingSample((ONE, TWO, EQUALS), (TWO, ONE, EOS))
 
 
 def test_a_problem_is_held_out_with_all_its_rows(encoder: RowEncoder, tmp_path: Path) -> None:

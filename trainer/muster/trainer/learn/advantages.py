@@ -18,7 +18,7 @@ from typing import Literal
 from muster.protocol.objective import ObjectiveRecipe
 from muster.protocol.recipe import TrainingRecipe
 from muster.protocol.rollouts import Rollout
-from muster.trainer.learn.packing import Sample
+from muster.trainer.learn.packing import TrainingSample
 from muster.trainer.stream.filters import Drop, has_preference
 
 STD_EPSILON = 1e-6
@@ -99,7 +99,7 @@ def _scale(rewards_G: Sequence[float], mean: float, kind: Kind) -> float:
 class Kept:
     """The samples of a training step."""
 
-    samples: list[list[Sample]]
+    samples: list[list[TrainingSample]]
     """Samples with their advantages, group by group."""
     dropped: Counter[Drop] = field(default_factory=Counter)
     """Samples left out, by reason."""
@@ -136,8 +136,8 @@ def without_mismatch(kept: Kept, surprise: Sequence[float], max_mismatch: float)
     return left
 
 
-def _samples(group: Sequence[Rollout], training: TrainingRecipe) -> list[Sample]:
+def _samples(group: Sequence[Rollout], training: TrainingRecipe) -> list[TrainingSample]:
     return [
-        Sample(r.prompt_tokens, r.completion_tokens, advantage, r.policy_version, r.replies)
+        TrainingSample(r.prompt_tokens, r.completion_tokens, advantage, r.policy_version, r.replies)
         for r, advantage in zip(group, rollout_advantages(group, training), strict=True)
     ]

@@ -26,11 +26,11 @@ from torch.nn import functional
 
 from muster.trainer.learn.cascade import Layout, Pair
 from muster.trainer.learn.logprob import Objective, Rows
-from muster.trainer.learn.packing import MicroBatch, Sample, Work
+from muster.trainer.learn.packing import MicroBatch, TrainingSample, Work
 from muster.trainer.learn.sharded import ShardedPasses
 
 
-class Group(Protocol):
+class RowRanks(Protocol):
     """Ranks that share rows, as `parallel.ContextGroup` is."""
 
     size: int
@@ -54,13 +54,13 @@ class LayoutPart(Layout):
     them.
     """
 
-    group: Group
+    group: RowRanks
     """The ranks that have its pieces."""
     filling: int
     """Positions that fill the row up."""
 
     @classmethod
-    def of(cls, layout: Layout, group: Group) -> LayoutPart:
+    def of(cls, layout: Layout, group: RowRanks) -> LayoutPart:
         """Return this rank's part of a row."""
         filling = -layout.width % (2 * group.size)
         *others, last = layout.completions
@@ -149,11 +149,11 @@ class BatchPart:
     """Numbers of these tokens among the micro-batch's completion tokens."""
     tokens: int
     """Number of completion tokens of the whole micro-batch."""
-    group: Group
+    group: RowRanks
     """The ranks that compute the other parts."""
 
     @classmethod
-    def of(cls, batch: MicroBatch, group: Group) -> BatchPart:
+    def of(cls, batch: MicroBatch, group: RowRanks) -> BatchPart:
         """Return this rank's part of a packed micro-batch."""
         if batch.layout is None:
             raise ValueError("padded rows have no parts")
@@ -222,7 +222,7 @@ class ContextPasses(ShardedPasses):
         logp_M, entropy_M = super().logprobs(part.batch)
         return part.whole(logp_M), part.whole(entropy_M)
 
-    def surprise(self, samples: Sequence[Sample]) -> list[float]:
+    def surprise(self, samples: Sequence[TrainingSample]) -> list[float]:
         """As `Passes.surprise`; `read_policies` reads the versions again."""
         found = super().surprise(samples)
         # Samples are known by identity, and ranks other than 0 get copies with each command.
@@ -238,7 +238,7 @@ def _size(range_: slice) -> int:
     return int(range_.stop - range_.start)
 
 
-def _share(work: Work, group: Group) -> Work:
+def _share(work: Work, group: RowRanks) -> Work:
     """Return this rank's equal share of the work; the shares of all ranks add up to it."""
     shares = (n * (group.place + 1) // group.size - n * group.place // group.size for n in work)
     return Work(*shares)

@@ -28,7 +28,7 @@ from muster.trainer.learn.losses import (
     token_loss,
     weights,
 )
-from muster.trainer.learn.packing import MicroBatch, Sample
+from muster.trainer.learn.packing import MicroBatch, TrainingSample
 from muster.trainer.learn.passes import Known, Passes
 from muster.trainer.learn.persistence import Weights, adapter_weights, start_of
 from muster.trainer.learn.trained_model import (
@@ -83,7 +83,7 @@ class Learner(TrainedModel[Recipe, _PolicyStep]):
         """Continue from version 0, the base model's weights, with a fresh optimiser."""
         self.load(start_of(adapter_weights(self.model)) or base, is_fresh=True)
 
-    def surprise(self, samples: Sequence[Sample]) -> list[float]:
+    def surprise(self, samples: Sequence[TrainingSample]) -> list[float]:
         """Return the mismatch of all ranks' samples on rank 0; on all ranks together."""
         with self._ranks.watch("looking for mismatch"):
             self._await_shards()
@@ -224,7 +224,9 @@ def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
     return torch.cat(known) if known else None
 
 
-def _mini_batches(groups: list[list[Sample]], count: int, step: Step) -> list[list[list[Sample]]]:
+def _mini_batches(
+    groups: list[list[TrainingSample]], count: int, step: Step
+) -> list[list[list[TrainingSample]]]:
     """Deal whole groups to `count` mini-batches of about equal size; none of them is empty."""
     order = list(groups)
     random.Random(f"step {step}").shuffle(order)
@@ -232,8 +234,8 @@ def _mini_batches(groups: list[list[Sample]], count: int, step: Step) -> list[li
 
 
 def _parted(
-    mini_batches: list[list[list[Sample]]], kept: list[list[Sample]]
-) -> tuple[int, list[list[list[Sample]]]]:
+    mini_batches: list[list[list[TrainingSample]]], kept: list[list[TrainingSample]]
+) -> tuple[int, list[list[list[TrainingSample]]]]:
     """Return how many mini-batches lost samples, and what is left of those mini-batches."""
     whole = {id(sample) for group in kept for sample in group}
     left = [[[s for s in group if id(s) in whole] for group in groups] for groups in mini_batches]

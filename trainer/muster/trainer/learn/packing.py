@@ -24,14 +24,14 @@ from muster.protocol.rollouts import Spans, sampled_places
 from muster.trainer.learn.attention import packed_hidden
 from muster.trainer.learn.cascade import Layout
 
-Group = TypeVar("Group", bound="Sequence[Sample]")
+Group = TypeVar("Group", bound="Sequence[TrainingSample]")
 
 ASSUMED_WIDTH = 1024
 """Hidden size for which work is estimated; a rough estimate is enough to balance ranks."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class TrainingSample:
     """One completion to train on."""
 
     prompt_tokens: tuple[int, ...]
@@ -103,7 +103,7 @@ class MicroBatch:
 
 
 def pack(
-    samples: Sequence[Sample], token_budget: int, *, is_padded: bool = False
+    samples: Sequence[TrainingSample], token_budget: int, *, is_padded: bool = False
 ) -> list[MicroBatch]:
     """Return micro-batches that compute at most `token_budget` tokens each; a longer sample stands
     alone.
@@ -130,7 +130,7 @@ def pack(
     return [_packed(samples, _joined(samples, [parts[k] for k in sorted(b)])) for b in bins]
 
 
-def _joined(samples: Sequence[Sample], parts: list[list[int]]) -> list[list[int]]:
+def _joined(samples: Sequence[TrainingSample], parts: list[list[int]]) -> list[list[int]]:
     """Join parts of one prompt that ended up in the same micro-batch."""
     joined: dict[tuple[int, ...], list[int]] = {}
     for part in parts:
@@ -138,16 +138,18 @@ def _joined(samples: Sequence[Sample], parts: list[list[int]]) -> list[list[int]
     return list(joined.values())
 
 
-def _computed(sample: Sample) -> int:
+def _computed(sample: TrainingSample) -> int:
     return len(sample.completion_tokens) - 1
 
 
-def _cost(samples: Sequence[Sample], part: list[int]) -> int:
+def _cost(samples: Sequence[TrainingSample], part: list[int]) -> int:
     """Return the positions that samples of one prompt take."""
     return len(samples[part[0]].prompt_tokens) + sum(_computed(samples[i]) for i in part)
 
 
-def _within(samples: Sequence[Sample], group: list[int], token_budget: int) -> list[list[int]]:
+def _within(
+    samples: Sequence[TrainingSample], group: list[int], token_budget: int
+) -> list[list[int]]:
     """Cut the samples of one prompt into parts within the budget, or of one sample."""
     parts: list[list[int]] = []
     for i in group:
@@ -157,7 +159,7 @@ def _within(samples: Sequence[Sample], group: list[int], token_budget: int) -> l
     return parts
 
 
-def _packed(samples: Sequence[Sample], parts: list[list[int]]) -> MicroBatch:
+def _packed(samples: Sequence[TrainingSample], parts: list[list[int]]) -> MicroBatch:
     # A sample that shares its prompt with no other is one sequence with it.
     begins = [_begin(samples[part[0]], is_alone=len(part) == 1) for part in parts]
     layout = Layout(
@@ -181,12 +183,12 @@ def _packed(samples: Sequence[Sample], parts: list[list[int]]) -> MicroBatch:
     return _micro_batch(samples, order, [tokens], layout, predicting)
 
 
-def _begin(sample: Sample, *, is_alone: bool) -> tuple[int, ...]:
+def _begin(sample: TrainingSample, *, is_alone: bool) -> tuple[int, ...]:
     """Return a sample's prompt; if no other sample shares it, also the computed completion."""
     return sample.prompt_tokens + sample.completion_tokens[:-1] * is_alone
 
 
-def _pack_padded(samples: Sequence[Sample], token_budget: int) -> list[MicroBatch]:
+def _pack_padded(samples: Sequence[TrainingSample], token_budget: int) -> list[MicroBatch]:
     by_length = sorted(range(len(samples)), key=lambda i: -samples[i].length)
     batches: list[list[int]] = []
     for i in by_length:
@@ -197,7 +199,7 @@ def _pack_padded(samples: Sequence[Sample], token_budget: int) -> list[MicroBatc
     return [_padded(samples, order) for order in batches]
 
 
-def _padded(samples: Sequence[Sample], order: list[int]) -> MicroBatch:
+def _padded(samples: Sequence[TrainingSample], order: list[int]) -> MicroBatch:
     width = samples[order[0]].length - 1
     rows: list[list[int]] = []
     predicting: list[int] = []
@@ -211,7 +213,7 @@ def _padded(samples: Sequence[Sample], order: list[int]) -> MicroBatch:
 
 
 def _micro_batch(
-    samples: Sequence[Sample],
+    samples: Sequence[TrainingSample],
     order: list[int],
     rows: list[list[int]],
     layout: Layout | None,
@@ -230,7 +232,7 @@ def _micro_batch(
     )
 
 
-def _of_the_policy(sample: Sample, values: Sequence[int]) -> Sequence[int]:
+def _of_the_policy(sample: TrainingSample, values: Sequence[int]) -> Sequence[int]:
     """Return the values of the tokens that the policy sampled; `values` has all tokens'."""
     if not sample.replies:
         return values
@@ -256,7 +258,7 @@ def balance(groups: Sequence[Group], ranks: int) -> list[list[Group]]:
     return [[groups[i] for i in sorted(chosen)] for chosen in mine]
 
 
-def group_cost(group: Sequence[Sample]) -> float:
+def group_cost(group: Sequence[TrainingSample]) -> float:
     """Return the work of a group of one prompt, in tokens of a model of the assumed width.
 
     A token costs about 24 D^2 operations per layer in matrices and 4 D per position that it attends
@@ -266,7 +268,7 @@ def group_cost(group: Sequence[Sample]) -> float:
     return work.tokens + work.pairs / (6 * ASSUMED_WIDTH)
 
 
-def work_of(samples: Sequence[Sample]) -> Work:
+def work_of(samples: Sequence[TrainingSample]) -> Work:
     """Return the work of computing some samples."""
     prompts = {sample.prompt_tokens for sample in samples}
     tokens = sum(map(len, prompts))

@@ -36,7 +36,7 @@ from muster.trainer.learn.logprob import (
     token_logprobs,
     token_objective,
 )
-from muster.trainer.learn.packing import MicroBatch, Sample, pack
+from muster.trainer.learn.packing import MicroBatch, TrainingSample, pack
 from muster.trainer.learn.persistence import (
     Weights,
     adapter_off,
@@ -124,10 +124,10 @@ class Passes:
         self._published = published
         self._temperature = temperature
         self._micro_batch_tokens = micro_batch_tokens
-        self._seen: dict[int, tuple[Sample, Tensor]] = {}
+        self._seen: dict[int, tuple[TrainingSample, Tensor]] = {}
         """Samples that were checked for mismatch, by identity, with their log-probabilities."""
 
-    def pack(self, samples: Sequence[Sample]) -> list[MicroBatch]:
+    def pack(self, samples: Sequence[TrainingSample]) -> list[MicroBatch]:
         """Return the micro-batches of some samples."""
         return pack(samples, self._micro_batch_tokens, is_padded=not self.is_packed)
 
@@ -169,7 +169,7 @@ class Passes:
 
     @torch.no_grad()
     def read_policies(
-        self, steps: Sequence[Sequence[Sample]], *, with_reference: bool
+        self, steps: Sequence[Sequence[TrainingSample]], *, with_reference: bool
     ) -> list[list[Known]]:
         """Return each sample's log-probabilities under fixed policies, by optimiser step.
 
@@ -208,7 +208,7 @@ class Passes:
         return [[Known(*next(known)) for _ in part] for part in steps]
 
     @torch.no_grad()
-    def surprise(self, samples: Sequence[Sample]) -> list[float]:
+    def surprise(self, samples: Sequence[TrainingSample]) -> list[float]:
         """Return per sample the mean over its tokens of -log p - entropy, in nats, under the policy
         version that sampled it: 0 in expectation if that version did; nan where p is not a number.
 
@@ -228,12 +228,14 @@ class Passes:
         """Return each token's log-probability [N] under the policy in training as it is now."""
         return self.logprobs(batch)[0]
 
-    def _versions(self, samples: Sequence[Sample], more: set[PolicyVersion]) -> list[PolicyVersion]:
+    def _versions(
+        self, samples: Sequence[TrainingSample], more: set[PolicyVersion]
+    ) -> list[PolicyVersion]:
         """Return in order the policy versions that passes over samples need, and `more`."""
         return sorted({PolicyVersion(sample.policy_version) for sample in samples} | more)
 
     def _under(
-        self, weights: Weights | None, is_current: bool, samples: Sequence[Sample]
+        self, weights: Weights | None, is_current: bool, samples: Sequence[TrainingSample]
     ) -> list[tuple[Tensor, Tensor]]:
         """Return `_of_each` under a version's weights; `is_current` if the model has them now."""
         if is_current or not self._is_asked(samples):
@@ -242,11 +244,11 @@ class Passes:
         with merged_in(model, weights) if is_adapted(model) else standing_in(model, weights):
             return self._of_each(samples)
 
-    def _is_asked(self, samples: Sequence[Sample]) -> bool:
+    def _is_asked(self, samples: Sequence[TrainingSample]) -> bool:
         """Tell whether there is anything to compute."""
         return bool(samples)
 
-    def _of_each(self, samples: Sequence[Sample]) -> list[tuple[Tensor, Tensor]]:
+    def _of_each(self, samples: Sequence[TrainingSample]) -> list[tuple[Tensor, Tensor]]:
         """Return log-probabilities and entropies of each sample's tokens, as the model is now."""
         found: list[Any] = [None] * len(samples)
         for batch in self.pack(samples):

@@ -76,7 +76,7 @@ class MemoryShort(ConfigError):
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class MemoryChoices:
     """Settings that decide the memory; None where the plan chooses."""
 
     ranks: int = 1
@@ -138,7 +138,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MemoryPart:
     """Bytes of one thing in each phase."""
 
     name: str
@@ -152,7 +152,7 @@ class Part:
 class MemoryPlan:
     """The settings that were chosen, and what they take."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryPart, ...]
     """All that takes memory in a process."""
     micro_batch_tokens: int
     """Tokens that go through the model together."""
@@ -203,13 +203,13 @@ class MemoryPlan:
             ]
         )
 
-    def _total(self) -> Part:
-        return Part(
+    def _total(self) -> MemoryPart:
+        return MemoryPart(
             "together", sum(p.reading for p in self.parts), sum(p.training for p in self.parts)
         )
 
 
-def plan_memory(model: Path, recipe: Recipe | SftRecipe, choices: Choices) -> MemoryPlan:
+def plan_memory(model: Path, recipe: Recipe | SftRecipe, choices: MemoryChoices) -> MemoryPlan:
     """Return a plan that fits; raises MemoryShort, with a way out, when there is none.
 
     `model` is the base model's folder, of which only config.json is read.
@@ -224,7 +224,7 @@ class Planner:
         self,
         config: Any,
         recipe: Recipe | SftRecipe,
-        choices: Choices,
+        choices: MemoryChoices,
         rehearsal: Rehearsal | None = None,
     ) -> None:
         """`config` is the architecture, as transformers describes it; `rehearsal` may come from
@@ -294,7 +294,7 @@ class Planner:
         """Return the micro-batch size in tokens below which no memory is saved."""
         return max(LEAST, min(self._work.longest, self._per_optimizer_step()))
 
-    def _with(self, choices: Choices) -> Planner:
+    def _with(self, choices: MemoryChoices) -> Planner:
         """Return a planner with other choices."""
         return Planner(self._config, self._recipe, choices, self._rehearsal)
 
@@ -328,44 +328,47 @@ class Planner:
         parts = tuple(self._parts(passes))
         return MemoryPlan(parts, tokens, kind, self._available, passes.host, self._host)
 
-    def _parts(self, passes: PassBytes) -> list[Part]:
+    def _parts(self, passes: PassBytes) -> list[MemoryPart]:
         size, ranks, choices = self._rehearsal.size, self._choices.ranks, self._choices
         work = self._work
         is_adapter, is_short = bool(work.adapter.rank), choices.compute_dtype != "float32"
         frozen = size.parameters - size.trained
         weights = (4 * size.trained + (2 if is_short else 4) * frozen) / ranks
-        parts = [Part(PROCESS, self._process, self._process), Part("weights", weights, weights)]
+        parts = [
+            MemoryPart(PROCESS, self._process, self._process),
+            MemoryPart("weights", weights, weights),
+        ]
         if is_short and not is_adapter and ranks == 1:
-            parts.append(Part("weights that compute", 2 * size.trained, 2 * size.trained))
+            parts.append(MemoryPart("weights that compute", 2 * size.trained, 2 * size.trained))
         parts += [
-            Part("gradients", 0, 4 * size.trained / ranks),
+            MemoryPart("gradients", 0, 4 * size.trained / ranks),
         ]
         moments = self._moments()
-        parts.append(Part("optimiser", moments, moments))
+        parts.append(MemoryPart("optimiser", moments, moments))
         if work.reads_policies:
-            parts.append(Part("policy that stands in", self._stand_in(is_short=is_short), 0))
+            parts.append(MemoryPart("policy that stands in", self._stand_in(is_short=is_short), 0))
         if ranks > 1:
             gathered = self._gathered(2 if is_short else 4)
-            parts.append(Part("weights gathered from ranks", gathered, gathered))
+            parts.append(MemoryPart("weights gathered from ranks", gathered, gathered))
         known = work.step_tokens * (TOKEN_BYTES + 4 * work.values)
         parts += [
-            Part("passes", passes.reading, passes.training),
-            Part("samples, log-probabilities", known, known),
+            MemoryPart("passes", passes.reading, passes.training),
+            MemoryPart("samples, log-probabilities", known, known),
         ]
         if choices.sites > 1:
             kept = (SITE_WEIGHT_BYTES + self._moment_width()) * size.trained
             # There are no gradients and no passes meanwhile.
             more = EXCHANGE_BYTES * size.trained - 4 * size.trained - passes.training
             parts += [
-                Part("kept by a site", kept, kept),
-                Part("exchange with other sites", 0, max(0.0, more)),
+                MemoryPart("kept by a site", kept, kept),
+                MemoryPart("exchange with other sites", 0, max(0.0, more)),
             ]
         if choices.device == "cpu":
-            parts.append(Part("kept by libraries", LIBRARIES, LIBRARIES))
+            parts.append(MemoryPart("kept by libraries", LIBRARIES, LIBRARIES))
         if choices.evaluates:
             policy = (2 if is_short else 4) * size.parameters
-            parts.append(Part("evaluation", policy, policy))
-        parts.append(Part(SAVING, SAVING_BYTES, SAVING_BYTES))
+            parts.append(MemoryPart("evaluation", policy, policy))
+        parts.append(MemoryPart(SAVING, SAVING_BYTES, SAVING_BYTES))
         return parts
 
     def _moments(self) -> float:
@@ -414,7 +417,7 @@ class Planner:
             hint=self._way_out(least),
         )
 
-    def _less_state(self) -> Iterator[tuple[str, Choices]]:
+    def _less_state(self) -> Iterator[tuple[str, MemoryChoices]]:
         """Yield flags that keep less of the optimiser in memory, the smallest change first."""
         own = self._choices
         is_short = own.optimizer_state != "float32"
@@ -425,7 +428,7 @@ class Planner:
         elif not is_short:
             yield short.strip(), replace(own, optimizer_state="bfloat16")
 
-    def _more_ranks(self) -> Iterator[Choices]:
+    def _more_ranks(self) -> Iterator[MemoryChoices]:
         """Yield choices with more ranks that share rows, then those with more ranks."""
         own = replace(self._choices, offload=False, memory_gb=self._available / GB)
         if own.sites > 1:

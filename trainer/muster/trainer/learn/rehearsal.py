@@ -27,7 +27,7 @@ from muster.trainer.learn.attention import NAME, switch_off_dropout
 from muster.trainer.learn.cheaper import quicken
 from muster.trainer.learn.context import BatchPart
 from muster.trainer.learn.logprob import block_rows, chunk_rows
-from muster.trainer.learn.packing import MicroBatch, Sample, pack
+from muster.trainer.learn.packing import MicroBatch, TrainingSample, pack
 from muster.trainer.learn.passes import ComputeType, shorten
 from muster.trainer.learn.recompute import Lane, Recompute, blocks, recompute
 
@@ -271,7 +271,7 @@ class _Rehearsed:
 
 
 def _batch(tokens: int, context: int, *, is_packed: bool) -> MicroBatch:
-    samples = [Sample((0,), (0,) * (tokens // 2), 0.0, 0)] * 2
+    samples = [TrainingSample((0,), (0,) * (tokens // 2), 0.0, 0)] * 2
     (batch,) = pack(samples, 2 * tokens, is_padded=not is_packed)
     if context == 1 or not is_packed:
         return batch

@@ -17,7 +17,7 @@ from muster.protocol.ids import Step
 from muster.protocol.sft import SftRecipe, SftTraining
 from muster.trainer.learn.logprob import Rows
 from muster.trainer.learn.losses import TokenLoss
-from muster.trainer.learn.packing import Sample
+from muster.trainer.learn.packing import TrainingSample
 from muster.trainer.learn.trained_model import (
     BatchLoss,
     PackedStep,
@@ -40,19 +40,19 @@ class HeldOutLoss(NamedTuple):
 class SftLearner(TrainedModel[SftRecipe, PackedStep]):
     """A model in supervised fine-tuning."""
 
-    def step(self, step: Step, last: Step, samples: Sequence[Sample]) -> StepFigures:
+    def step(self, step: Step, last: Step, samples: Sequence[TrainingSample]) -> StepFigures:
         """Take optimiser step `step` of `last`; the same input gives the same weights."""
         rate = rate_of(self._recipe.training, step, last)
         sums = self._take_together(rate, [[[sample] for sample in samples]])
         return sums.figures(reward=0.0, samples=len(samples), dropped=Counter(), learning_rate=rate)
 
-    def held_out(self, samples: Sequence[Sample]) -> HeldOutLoss:
+    def held_out(self, samples: Sequence[TrainingSample]) -> HeldOutLoss:
         """Return the loss on rows, computed by all ranks."""
         parts = even_parts(list(samples), self._ranks.groups)
         self._ranks.lead("measure", *parts)
         return self.measure(parts[0])
 
-    def measure(self, samples: Sequence[Sample]) -> HeldOutLoss:
+    def measure(self, samples: Sequence[TrainingSample]) -> HeldOutLoss:
         """Return the loss on all ranks' rows; on all ranks together."""
         with self._ranks.watch("measuring the loss"), torch.no_grad():
             self._passes.refresh()

@@ -18,13 +18,13 @@ from muster.inference.policy_files import keep_caps
 from muster.protocol.ids import PolicyVersion
 from muster.trainer.learn.attention import understands_packing
 from muster.trainer.learn.logprob import Objective
-from muster.trainer.learn.packing import MicroBatch, Sample
+from muster.trainer.learn.packing import MicroBatch, TrainingSample
 from muster.trainer.learn.parallel import Team, inside, shard
 from muster.trainer.learn.passes import BASE, ComputeType, Passes
 from muster.trainer.learn.persistence import Weights, load_base
 from muster.trainer.learn.recompute import Recompute
 
-FILLER = Sample((0,), (0, 0), 0.0, 0)
+FILLER = TrainingSample((0,), (0, 0), 0.0, 0)
 """The sample that a rank without samples computes."""
 
 
@@ -70,7 +70,7 @@ class ShardedPasses(Passes):
         shard(trained, team, getattr(torch, compute_dtype))
         load_base(trained, published(BASE))
 
-    def pack(self, samples: Sequence[Sample]) -> list[MicroBatch]:
+    def pack(self, samples: Sequence[TrainingSample]) -> list[MicroBatch]:
         """Return the micro-batches of some samples, as many on every rank."""
         batches = super().pack(samples)
         missing = max(self._team.gather(len(batches))) - len(batches)
@@ -90,12 +90,14 @@ class ShardedPasses(Passes):
         values: tuple[Tensor, Tensor] = inside(self._computing.model, super().logprobs, batch)
         return values
 
-    def _versions(self, samples: Sequence[Sample], more: set[PolicyVersion]) -> list[PolicyVersion]:
+    def _versions(
+        self, samples: Sequence[TrainingSample], more: set[PolicyVersion]
+    ) -> list[PolicyVersion]:
         """As `Passes._versions`; those of any rank's samples."""
         own = super()._versions(samples, more)
         return sorted(set().union(*self._team.gather(own)))
 
-    def _is_asked(self, samples: Sequence[Sample]) -> bool:
+    def _is_asked(self, samples: Sequence[TrainingSample]) -> bool:
         """As `Passes._is_asked`, of any rank."""
         return any(self._team.gather(bool(samples)))
 

@@ -31,7 +31,7 @@ from muster.protocol.sft import SftRecipe
 from muster.trainer.learn.context import ContextPasses
 from muster.trainer.learn.losses import TokenLoss, Totals
 from muster.trainer.learn.optimizer import SmallAdamW, StateFile, StateType
-from muster.trainer.learn.packing import MicroBatch, Sample, balance
+from muster.trainer.learn.packing import MicroBatch, TrainingSample, balance
 from muster.trainer.learn.parallel import ONE_PROCESS, Ranks, Team, whole
 from muster.trainer.learn.passes import ComputeType, Passes, require_dense
 from muster.trainer.learn.persistence import (
@@ -64,7 +64,7 @@ RELEASE_LOOK_S = 1.0
 class RankWork(NamedTuple):
     """One rank's share of an optimiser step; ranks that share rows have the same."""
 
-    samples: list[Sample]
+    samples: list[TrainingSample]
     """The rank's samples; empty when there are fewer groups than ranks."""
     totals: Totals
     """Counts over all ranks, by which the loss is divided."""
@@ -74,7 +74,7 @@ class RankWork(NamedTuple):
 class PackedStep:
     """An optimiser step of this rank, packed."""
 
-    samples: list[Sample]
+    samples: list[TrainingSample]
     """The rank's samples."""
     totals: Totals
     """Counts over all ranks."""
@@ -175,7 +175,7 @@ class TrainedModel(ABC, Generic[RecipeType, StepType]):
         rank = self._ranks.rank
         return SmallAdamW(self._trained, dtype=state, file=file, rank=rank, **options)
 
-    def _take_together(self, rate: float, mini_batches: list[list[list[Sample]]]) -> Sums:
+    def _take_together(self, rate: float, mini_batches: list[list[list[TrainingSample]]]) -> Sums:
         """Have all ranks take an optimiser step on each mini-batch; returns their sums."""
         work = dealt(mini_batches, self._ranks.groups)
         self._ranks.lead("take", *((rate, share) for share in work))
@@ -336,13 +336,13 @@ def require_parts(model: Any, blueprint: Blueprint, ranks: Ranks) -> None:
         )
 
 
-def even_parts(samples: list[Sample], count: int) -> list[list[Sample]]:
+def even_parts(samples: list[TrainingSample], count: int) -> list[list[TrainingSample]]:
     """Cut samples into `count` runs of about equal length."""
     ends = [len(samples) * i // count for i in range(count + 1)]
     return [samples[a:b] for a, b in pairwise(ends)]
 
 
-def dealt(mini_batches: list[list[list[Sample]]], ranks: int) -> list[list[RankWork]]:
+def dealt(mini_batches: list[list[list[TrainingSample]]], ranks: int) -> list[list[RankWork]]:
     """Return every rank's share of each optimiser step: whole groups, about equal work."""
     work: list[list[RankWork]] = [[] for _ in range(ranks)]
     for groups in mini_batches:

@@ -17,7 +17,7 @@ from muster.protocol.ids import Step
 from muster.protocol.recipe import Recipe
 from muster.protocol.rollouts import Rollout
 from muster.trainer.learn.learner import Learner
-from muster.trainer.learn.plan import PROCESS, SAVING, Choices, MemoryPlan, plan_memory
+from muster.trainer.learn.plan import PROCESS, SAVING, MemoryChoices, MemoryPlan, plan_memory
 from muster.trainer.measure.figures import PHASES, StepFigures
 from muster.trainer.measure.throughput import measure_peak_flops
 from muster.trainer.publish.policies import BASE, MappedWeights, vocab_size
@@ -117,7 +117,7 @@ class BenchFigures:
 def measure_step(
     model: Path,
     recipe: Recipe,
-    choices: Choices,
+    choices: MemoryChoices,
     load: Load,
     *,
     peak_flops: float | None = None,
@@ -190,7 +190,7 @@ def _groups_of(recipe: Recipe) -> int:
     return recipe.training.submissions_per_step * recipe.sampling.problems_per_submission
 
 
-def _learner(model: Path, recipe: Recipe, choices: Choices, plan: MemoryPlan) -> Learner:
+def _learner(model: Path, recipe: Recipe, choices: MemoryChoices, plan: MemoryPlan) -> Learner:
     base = MappedWeights(sorted(model.glob("*.safetensors")))
     is_fresh = not recipe.training.max_async_level
     learner = Learner(
@@ -222,7 +222,7 @@ def _median_step(
 
 
 def _worker_speed(
-    model: Path, recipe: Recipe, choices: Choices, groups: Sequence[Sequence[Rollout]]
+    model: Path, recipe: Recipe, choices: MemoryChoices, groups: Sequence[Sequence[Rollout]]
 ) -> float:
     """Return the completion tokens per second with which this machine samples, proofs included."""
     engine = TransformersEngine(choices.compute_dtype, device=choices.device)

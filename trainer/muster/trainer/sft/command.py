@@ -63,7 +63,7 @@ def sft(recipe: Path, out: Path, state_dir: Path | None, **options: Any) -> None
     """
     from muster.telemetry import setup_logging
     from muster.trainer.config import load_sft_recipe
-    from muster.trainer.learn.plan import Choices
+    from muster.trainer.learn.plan import MemoryChoices
     from muster.trainer.sft.flow import fine_tune
     from muster.trainer.sft.job import TuningJob
 
@@ -73,7 +73,7 @@ def sft(recipe: Path, out: Path, state_dir: Path | None, **options: Any) -> None
         *("offload", "memory_gb", "context_ranks"),
     )
     given = {name: options.pop(name) for name in of_memory}
-    choices = Choices(
+    choices = MemoryChoices(
         **{name: value for name, value in given.items() if value is not None},
         evaluates=options["eval_set"] is not None,
     )

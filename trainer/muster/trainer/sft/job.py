@@ -22,7 +22,7 @@ from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
 from muster.protocol.sft import SftRecipe
 from muster.shardcast import state_hash
 from muster.telemetry import progress
-from muster.trainer.learn.plan import Choices
+from muster.trainer.learn.plan import MemoryChoices
 from muster.trainer.publish.policies import BASE, PolicyShelf, open_shelf, policy_files
 from muster.trainer.sft.encoding import RowEncoder
 from muster.trainer.sft.lineage import ModelLineage, read_lineage, require_room
@@ -49,7 +49,7 @@ class TuningJob:
     """Receives the model's folder."""
     state_dir: Path
     """Folder of checkpoints and figures."""
-    choices: Choices
+    choices: MemoryChoices
     """Settings that decide how much memory training takes."""
     save_every: int = 100
     """Steps between two checkpoints."""

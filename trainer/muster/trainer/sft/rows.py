@@ -26,7 +26,7 @@ from muster.protocol.ids import Step
 from muster.protocol.sft import SftTraining
 from muster.tasks.row_files import read_rows
 from muster.telemetry import Progress
-from muster.trainer.learn.packing import Sample
+from muster.trainer.learn.packing import TrainingSample
 from muster.trainer.publish.policies import fresh_folder
 from muster.trainer.sft.encoding import LeftOut, RowEncoder, first_question
 from muster.trainer.sft.source import SftSource
@@ -88,13 +88,13 @@ class TokenRows:
         self.held_out: npt.NDArray[np.int64] = np.flatnonzero(is_held_out)
         """Numbers of the others."""
 
-    def sample(self, row: int) -> Sample:
+    def sample(self, row: int) -> TrainingSample:
         """Return a row as the learner takes it."""
         start = self._starts[row]
         return sample_of(self._tokens[start : start + self.lengths[row]].tolist())
 
 
-def sample_of(row: list[int]) -> Sample:
+def sample_of(row: list[int]) -> TrainingSample:
     """Return a row of tokens as the learner takes it; complements are tokens that are not trained
     on."""
     first = next(place for place, token in enumerate(row) if token >= 0)
@@ -103,7 +103,7 @@ def sample_of(row: list[int]) -> Sample:
         place for place, token in enumerate(rest[1:], 1) if (token < 0) != (rest[place - 1] < 0)
     ]
     edges += [len(rest)] * (len(edges) % 2)
-    return Sample(
+    return TrainingSample(
         tuple(~token for token in row[:first]),
         tuple(token if token >= 0 else ~token for token in rest),
         replies=tuple(zip(edges[::2], edges[1::2], strict=True)),
@@ -190,7 +190,7 @@ class Order:
         """Return the epoch of a step, from 0."""
         return next(epoch for epoch, end in enumerate(self._ends) if step <= end)
 
-    def samples(self, step: Step) -> list[Sample]:
+    def samples(self, step: Step) -> list[TrainingSample]:
         """Return the rows of a step, from 1."""
         epoch = self.epoch_of(step)
         before = self._ends[epoch - 1] if epoch else 0
