@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[3] / "docs"
-LINK = re.compile(r"\]\((?P<file>\.\./[\w./]+\.(?:py|sol))\)(?P<after>[^|\]]*)")
+# In the story's table, the names are in the cell after the file's.
+LINK = re.compile(r"\]\((?P<file>\.\./[\w./]+\.(?:py|sol))\)(?: \|)?(?P<after>[^|\]]*)")
 NAME = re.compile(r"`([A-Za-z_][\w.]*)`")
 NAMED = [
     pytest.param(link["file"], name, id=f"{Path(link['file']).name}-{name}")
