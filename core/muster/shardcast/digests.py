@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from blake3 import blake3
@@ -19,6 +20,8 @@ STATE_BLOCK_BYTES = 8 << 20
 """Bytes of the blocks whose digests make up a file's digest; a file's last block may be shorter."""
 BUFFER_BYTES = 512 << 10
 """Buffer for hashing a file, in bytes; it fits a core's own cache."""
+HASHERS = min(4, os.cpu_count() or 1)
+"""Blocks of a file that are hashed at the same time."""
 
 
 def digest_of(data: bytes | memoryview) -> Hash32:
@@ -36,6 +39,15 @@ def region_digest(fd: int, offset: int, size: int) -> Hash32:
     return Hash32(hasher.digest())
 
 
+def block_digests(
+    fd: int, size: int, block_bytes: int, hashers: ThreadPoolExecutor
+) -> tuple[Hash32, ...]:
+    """Return the BLAKE3 of each block of an open file's first `size` bytes."""
+    starts = range(0, size, block_bytes)
+    sizes = [min(block_bytes, size - start) for start in starts]
+    return tuple(hashers.map(lambda start, size: region_digest(fd, start, size), starts, sizes))
+
+
 def digest_of_blocks(blocks: Iterable[Hash32]) -> Hash32:
     """Return the digest of a file whose blocks have these BLAKE3 digests."""
     return digest_of(b"".join(blocks))
@@ -43,10 +55,10 @@ def digest_of_blocks(blocks: Iterable[Hash32]) -> Hash32:
 
 def file_digest(path: Path) -> Hash32:
     """Return the digest of a file: BLAKE3 of the joined BLAKE3 digests of its 8 MiB blocks."""
-    with path.open("rb", buffering=0) as file:
+    with path.open("rb", buffering=0) as file, ThreadPoolExecutor(HASHERS) as hashers:
         fd = file.fileno()
-        offsets = range(0, os.fstat(fd).st_size, STATE_BLOCK_BYTES)
-        return digest_of_blocks([region_digest(fd, at, STATE_BLOCK_BYTES) for at in offsets])
+        size = os.fstat(fd).st_size
+        return digest_of_blocks(block_digests(fd, size, STATE_BLOCK_BYTES, hashers))
 
 
 def joined_digest(digests: Mapping[str, Hash32]) -> Hash32:

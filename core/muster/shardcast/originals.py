@@ -20,7 +20,9 @@ from muster.protocol.errors import StorageError
 from muster.protocol.ids import Hash32
 from muster.shardcast.chunks import Region, copy_file, storage_error
 from muster.shardcast.digests import (
+    HASHERS,
     STATE_BLOCK_BYTES,
+    block_digests,
     digest_of_blocks,
     file_digest,
     joined_digest,
@@ -29,9 +31,6 @@ from muster.shardcast.digests import (
 from muster.shardcast.manifest import MAX_TOTAL_BYTES, Manifest, ManifestFile, require_file_name
 
 logger = logging.getLogger(__name__)
-
-HASHERS = 2
-"""Chunks that are hashed at the same time while a file is published."""
 
 
 class Stamp(NamedTuple):
@@ -178,10 +177,7 @@ def hash_file(
         raise StorageError(f"{path.name} vanished while it was published")
     size = min(before.size, MAX_TOTAL_BYTES + 1)
     with path.open("rb", buffering=0) as file:
-        fd = file.fileno()
-        offsets = range(0, size, chunk_bytes)
-        sizes = [min(chunk_bytes, size - at) for at in offsets]
-        chunks = tuple(hashers.map(lambda at, n: region_digest(fd, at, n), offsets, sizes))
+        chunks = block_digests(file.fileno(), size, chunk_bytes, hashers)
     whole = digest_of_blocks(chunks) if chunk_bytes == STATE_BLOCK_BYTES else file_digest(path)
     if _stamp(path) != before:
         raise StorageError(

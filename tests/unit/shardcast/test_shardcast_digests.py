@@ -29,7 +29,7 @@ def test_state_hash_is_the_digest_of_digests_in_name_order(
     assert state_hash(backwards) == blake3(joined).digest()
 
 
-@pytest.mark.parametrize("size", [0, 1, STATE_BLOCK_BYTES, STATE_BLOCK_BYTES + 1])
+@pytest.mark.parametrize("size", [0, 1, STATE_BLOCK_BYTES, 5 * STATE_BLOCK_BYTES + 1])
 def test_file_digest_is_that_of_its_blocks_digests(tmp_path: Path, size: int) -> None:
     data = (bytes(range(256)) * (size // 256 + 1))[:size]
     (tmp_path / "f").write_bytes(data)
