@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import pytest_asyncio
-from aiohttp import web
 from chain_scenario import (
     ACCEPT,
     CHEATER,
     HONEST,
-    ORCHESTRATOR,
     PARAMETERS,
     VALIDATORS,
     Scenario,
@@ -27,17 +24,13 @@ from chain_scenario import (
     play,
 )
 from click.testing import CliRunner, Result
-from lying_rpc import endpoint
 from pyarrow import csv
 
 from muster.app.cli import muster
-from muster.chain import Chain, save_deployment
-from muster.client.audit.contradictions import Kind, ProofLevel
-from muster.client.audit.history import ChainWatch
+from muster.chain import save_deployment
 from muster.client.audit.write_tables import COLUMNS
 from muster.client.cli.printing import WIDTH
 from muster.protocol.encoding import hex0x
-from muster.protocol.errors import ChainUnreachable
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -171,114 +164,7 @@ async def test_contradictions_are_named_placed_and_reported_everywhere(tmp_path:
         assert (found["kind"], found["batch_id"], found["position"]) == ("slot-twice", 4, 0)
         assert found["tx"] == (await played.net.view()).batches[4].posted_tx
         assert found["rule"] == "a slot (run, worker, step, index) settles once"
-        for words in (("worker", HONEST.address), ("submission", "4:0"), ("watch", "--once")):
+        for words in (("worker", HONEST.address), ("submission", "4:0")):
             assert (await played.run(*words)).exit_code == 1
             assert "slot-twice" in (await played.run(*words)).stdout
         assert (await played.run("submission", "3:0")).exit_code == 0
-
-
-# Watching
-
-
-async def test_watch_says_one_line_per_outcome_slash_claim_and_policy(played: Played) -> None:
-    result = await played.run("watch", "--once", "--run", "1")
-    assert result.exit_code == 0, result.output
-    kinds = [line.split()[2] for line in result.stdout.splitlines()]
-    assert kinds.count("outcome") == 4
-    assert (kinds.count("slash"), kinds.count("claim"), kinds.count("policy")) == (1, 1, 1)
-    lines = (await played.run("watch", "--once", "--json")).stdout.splitlines()
-    assert len(lines) == len(kinds)
-    assert all(re.fullmatch(r"0x[0-9a-f]{64}", json.loads(line)["tx"]) for line in lines)
-
-
-async def test_watch_follows_and_says_a_contradiction_once() -> None:
-    async with network() as net:
-        watched = ChainWatch(net.of(ORCHESTRATOR))
-        assert (await watched.look()).contradictions == []
-        await play(net)
-        assert len((await watched.look()).lines) == 6
-        assert (await watched.look()).lines == []
-        await contradict(net)
-        (found,) = (await watched.look()).contradictions
-        assert found.kind is Kind.SLOT_TWICE
-        await net.pass_time(1)
-        assert (await watched.look()).contradictions == []
-
-
-class Outage:
-    """While it lasts, an endpoint does not answer one method."""
-
-    def __init__(self, method: str) -> None:
-        self.method, self.lasts = method, False
-
-    def __call__(self, method: str, _params: list[Any], result: Any) -> Any:
-        if self.lasts and method == self.method:
-            raise web.HTTPNotFound
-        return result
-
-
-@pytest.mark.parametrize("method", ["eth_getBlockReceipts", "eth_call"])
-async def test_watch_forgets_nothing_while_an_endpoint_fails(method: str) -> None:
-    """The proof of what was read needs receipts, its check calls."""
-    outage = Outage(method)
-    async with network() as net, endpoint(net.anvil.rpc_url, outage) as rpc:
-        async with await Chain.connect(rpc, net.deployment) as chain:
-            watched = ChainWatch(chain)
-            first = await watched.look()
-            await play(net)
-            await contradict(net)
-            outage.lasts = True
-            with pytest.raises(ChainUnreachable):
-                await watched.look()
-            await net.pass_time(1)
-            outage.lasts = False
-            seen = await watched.look()
-            undisturbed = await ChainWatch(chain).look()
-        assert [found.kind for found in seen.contradictions] == [Kind.SLOT_TWICE]
-        assert seen.contradictions == undisturbed.contradictions
-        assert first.lines + seen.lines == undisturbed.lines
-
-
-async def test_watch_forgets_what_was_taken_back_while_an_endpoint_failed() -> None:
-    outage = Outage("eth_getBlockReceipts")
-    async with network() as net, endpoint(net.anvil.rpc_url, outage) as rpc:
-        await play(net)
-        async with await Chain.connect(rpc, net.deployment) as chain:
-            watched = ChainWatch(chain)
-            await watched.look()
-            before = await net.rpc.call("evm_snapshot")
-            submission = net.submission(HONEST, 5)
-            await net.judge(submission, accepted(1, submission))
-            outage.lasts = True
-            with pytest.raises(ChainUnreachable):
-                await watched.look()
-            await net.rpc.call("evm_revert", before)
-            await net.pass_time(3)
-            await net.pass_time(3)
-            outage.lasts = False
-            seen = await watched.look()
-        assert [line.what for line in seen.lines] == ["rewritten"]
-        assert "OutcomesPosted" in seen.lines[0].text
-        assert seen.contradictions == []
-        assert 3 not in watched.ledger.batches
-
-
-@pytest.mark.parametrize(("finality", "expected"), [(0, [Kind.HISTORY_REWRITTEN]), (64, [])])
-async def test_watch_says_what_a_reorganisation_took_back(
-    finality: int, expected: list[Kind]
-) -> None:
-    async with network() as net:
-        await play(net)
-        watched = ChainWatch(net.of(ORCHESTRATOR), proof=ProofLevel.NONE, finality=finality)
-        before = await net.rpc.call("evm_snapshot")
-        submission = net.submission(HONEST, 5)
-        await net.judge(submission, accepted(1, submission))
-        await watched.look()
-        await net.rpc.call("evm_revert", before)
-        await net.pass_time(3)
-        await net.pass_time(3)
-        seen = await watched.look()
-        (line,) = [line for line in seen.lines if line.what == "rewritten"]
-        assert "OutcomesPosted" in line.text
-        assert [found.kind for found in seen.contradictions] == expected
-        assert 3 not in watched.ledger.batches

@@ -21,7 +21,6 @@ SAYS = {
     "muster audit run 1": "no contradiction in",
     "muster audit worker": "submitted",
     "muster audit submission": "outcomes_root",
-    "muster audit watch": "outcome 1:0",
     "--prove chain": "shows the same history",
     "--since": "history is as run-1.dump.gz has it",
     "--sample": "outcomes agree, 0 contradict",

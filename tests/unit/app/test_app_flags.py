@@ -35,7 +35,7 @@ DIFFER = {
     "the trainer tries its settings; the red team keeps a journal": "--dry-run --json",
     "an orchestrator sets it, an audit is told of it": "--call-timeout-s",
     "a relay goes on serving, others working": "--keep-going",
-    "an audit looks at the chain and at itself": "--poll-s --prove",
+    "services poll the chain, nodes look at it": "--poll-s",
 }
 """Flags that have different help texts, by the reason."""
 

@@ -28,10 +28,8 @@ runs share: contracts, their sums, workers, the jurors' bench.
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
-from collections.abc import Awaitable, Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +58,7 @@ from muster.client.cli.options import (
     together,
 )
 from muster.client.cli.printing import print_json
-from muster.protocol.errors import ChainUnreachable, ConfigError, RpcError
+from muster.protocol.errors import ConfigError
 from muster.protocol.ids import PolicyVersion, RunId
 from muster.settings import urls_of
 from muster.settings.options import RELAY_HELP
@@ -71,7 +69,7 @@ if TYPE_CHECKING:
     from muster.chain.doubles import Fault
     from muster.client.audit.contradictions import Check
     from muster.client.audit.evidence import EvidenceFolders, Reported
-    from muster.client.audit.history import ChainHistory, HistorySource, Seen
+    from muster.client.audit.history import ChainHistory, HistorySource
     from muster.client.audit.report import AuditReport
 
 dump_option = together(
@@ -396,94 +394,6 @@ def _show(found: dict[str, Any], show: Callable[[dict[str, Any]], None], *, as_j
         click.echo(f"{len(contradictions) or 'no'} contradictions")
     if contradictions:
         sys.exit(1)
-
-
-# As it happens
-
-
-@audit.command("watch")
-@click.option("--run", type=int, help="Show this run only; everything is checked.")
-@click.option("--once", is_flag=True, help="Stop when all that is on chain was looked at.")
-@click.option(
-    "--poll-s", type=click.FloatRange(0.05, 3600), default=2.0, help="Seconds between looks."
-)
-@click.option(
-    "--finality", type=click.IntRange(0), default=64, help="Blocks that may be taken back."
-)
-@click.option(
-    "--prove",
-    type=click.Choice([ProofLevel.NONE.value, ProofLevel.BLOCKS.value]),
-    default=ProofLevel.BLOCKS.value,
-    help="What the endpoint must prove by block hashes.",
-)
-@chain_options
-@json_option
-def watch_command(
-    run: int | None, once: bool, poll_s: float, as_json: bool, **options: Any
-) -> None:
-    """Follow the chain: what happens, and what contradicts, as it appears.
-
-    With --once exits 1 when anything contradicts; else runs until it is stopped. JSON is one object
-    per line.
-
-    \b
-    Examples:
-      muster audit watch --run 1
-      muster audit watch --once
-    """
-    if asyncio.run(_watch(run, once, poll_s, as_json, options)):
-        sys.exit(1)
-
-
-async def _watch(
-    run: int | None, once: bool, poll_s: float, as_json: bool, options: dict[str, Any]
-) -> bool:
-    """Return whether anything contradicts; returns only with `once`."""
-    from muster.chain import Chain
-    from muster.client.audit.history import ChainWatch
-
-    async with await Chain.connect(*endpoint(options)) as chain:
-        watched = ChainWatch(
-            chain,
-            run_id=None if run is None else RunId(run),
-            proof=ProofLevel(options["prove"]),
-            finality=options["finality"],
-        )
-        return await follow(watched.look, once=once, poll_s=poll_s, as_json=as_json)
-
-
-async def follow(
-    look: Callable[[], Awaitable[Seen]], *, once: bool, poll_s: float, as_json: bool
-) -> bool:
-    """Print what each look shows; with `once` return whether anything contradicts.
-
-    Without `once` it goes on when the endpoint does not answer, or refuses: what it refuses once,
-    for its load or a range that it has not indexed yet, it may grant later.
-    """
-    while True:
-        try:
-            seen = await look()
-        except (ChainUnreachable, RpcError) as error:
-            if once:
-                raise
-            click.echo(f"waiting: {error}", err=True)
-        else:
-            print_seen(seen, as_json=as_json)
-            if once:
-                return bool(seen.contradictions)
-        await asyncio.sleep(poll_s)
-
-
-def print_seen(seen: Seen, *, as_json: bool) -> None:
-    """Print the news of one look at the chain."""
-    for line in seen.lines:
-        click.echo(json.dumps(asdict(line)) if as_json else str(line))
-    for found in seen.contradictions:
-        values = {"what": "contradiction", **found.to_json()}
-        rule = f"the rule is that {found.kind.rule}"
-        click.echo(
-            json.dumps(values) if as_json else f"CONTRADICTION {found.kind}: {found}; {rule}"
-        )
 
 
 # Where a policy comes from

@@ -14,7 +14,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.chain import BatchView, BlockId, Event, Offence, RunTerms, SlashState, SlashView
+from muster.chain import BatchView, Event, Offence, RunTerms, SlashState, SlashView
 from muster.chain.doubles import WITHHELD
 from muster.chain.view_events.batches import record_outcomes
 from muster.chain.view_parts import parse_records, split_signatures
@@ -39,8 +39,6 @@ RECORD = np.dtype(
     ]
 )
 """An outcome record, as it is on chain."""
-REMEMBERED_BLOCKS = 256
-"""Number of blocks with events, the newest ones, whose hashes are kept."""
 
 
 class PackedRecords(Sequence[OutcomeRecord]):
@@ -118,13 +116,11 @@ class LaterShare:
 class Ledger(HistoryView):
     """Everything that events say, with contradictions and their places.
 
-    With `keeps_events` the events are kept, so that the ledger can be rewound.
+    The events themselves are not kept, so it is never rewound: an audit reads a chain once.
     """
 
-    def __init__(self, *, keeps_events: bool = False) -> None:
-        self._keeps_events = keeps_events
+    def __init__(self) -> None:
         self._at: tuple[int, int] | None = None
-        self._blocks: dict[int, Hash32] = {}
         super().__init__()
 
     def clear(self) -> None:
@@ -172,11 +168,6 @@ class Ledger(HistoryView):
         if self._at is not None and here <= self._at:
             return
         self._at = here
-        self._blocks[event.block_number] = event.block_hash
-        if len(self._blocks) > REMEMBERED_BLOCKS:
-            del self._blocks[next(iter(self._blocks))]
-        if self._keeps_events:
-            self._events.append(event)
         self._take_in(event)
 
     def file_hashes(self, batch: BatchView) -> Iterator[bytes]:
@@ -188,15 +179,6 @@ class Ledger(HistoryView):
         start = RECORD.fields["file_hash"][1] if RECORD.fields else 0
         for at in range(start, len(records.data), OutcomeRecord.SIZE):
             yield records.data[at : at + 32]
-
-    def rewind(self, block_number: int) -> None:
-        """Forget everything after a block."""
-        assert self._keeps_events  # otherwise nothing is read twice
-        events = [event for event in self._events if event.block_number <= block_number]
-        self._events, self._at, self._blocks = [], None, {}
-        self.clear()
-        for event in events:
-            self.apply(event)
 
     def terms_of(self, batch: BatchView) -> RunTerms | None:
         """Return the terms under which a batch is paid, judged and slashed; None if not known."""
@@ -218,14 +200,6 @@ class Ledger(HistoryView):
         """Return whether a signer was a worker's node when a batch was committed."""
         member = self.member(batch.run_id, worker)
         return bool(member and signer and member.answers_for(signer, batch.committed_at))
-
-    def kept_events(self) -> list[Event]:
-        """Return the events, oldest first; none unless they are kept."""
-        return self._events
-
-    def recent_blocks(self) -> list[BlockId]:
-        """Return the newest blocks with events, oldest first."""
-        return [BlockId(number, hashed) for number, hashed in sorted(self._blocks.items())]
 
     def contradict(self, event: Event, problem: str) -> None:
         """Note that an event does not follow from those before it."""

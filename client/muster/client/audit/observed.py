@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields
 from functools import cache
 from typing import Annotated, Any, TypeVar
@@ -111,15 +111,9 @@ def _as_json() -> TypeAdapter[Observed]:
     return TypeAdapter(Observed)
 
 
-async def observe(
-    chain: Chain,
-    view: Ledger,
-    *,
-    block: int | None = None,
-    only: Collection[int] | None = None,
-) -> Observed:
+async def observe(chain: Chain, view: Ledger, *, block: int | None = None) -> Observed:
     """Return the contracts' state after a block (default: the latest) for everything in the events
-    up to it. `only` names the batches to read; None stands for all.
+    up to it.
     """
     tag = "latest" if block is None else hex(block)
     chain = chain if block is None else chain.at(block)
@@ -136,7 +130,7 @@ async def observe(
         batches=await chain.ledger.batch_count(),
         funds={run: await chain.escrow.funds_of(run) for run in view.runs},
         versions={run: await chain.runs.latest_version(run) for run in view.runs},
-        strange=frozenset(await _strange_batches(chain, view, tag, only)),
+        strange=frozenset(await _strange_batches(chain, view, tag)),
         parameters=await _parameters(chain),
         jurors=frozenset(on_bench),
         draw_hashes={
@@ -201,11 +195,9 @@ def _part(header: Mapping[str, Any] | None, name: str, parse: Callable[[str], T]
         ) from error
 
 
-async def _strange_batches(
-    chain: Chain, view: Ledger, tag: str, only: Collection[int] | None
-) -> list[int]:
+async def _strange_batches(chain: Chain, view: Ledger, tag: str) -> list[int]:
     """Return the batches whose stored hash differs from that of the header in the events."""
-    strange, numbers = [], [b for b in view.batches if only is None or b in only]
+    strange, numbers = [], list(view.batches)
     for start in range(0, len(numbers), ASKED_AT_ONCE):
         asked = numbers[start : start + ASKED_AT_ONCE]
         for number, stored in zip(asked, await _commitments(chain, asked, tag), strict=True):

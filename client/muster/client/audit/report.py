@@ -259,54 +259,42 @@ def build_report(
         losses=tuple(losses(view, run_id)),
         checks=(
             *about_source,
-            *run_checks(
-                view,
-                deployment,
-                observed,
-                whole=whole,
-                table=table,
-                doubts=money.Doubts.of(about_source),
-            ),
+            *_run_checks((view, whole), table, deployment, observed, money.Doubts.of(about_source)),
         ),
         others=len(whole.runs) - len(runs),
     )
 
 
-def run_checks(
-    view: Ledger,
+def _run_checks(
+    ledgers: tuple[Ledger, Ledger],
+    table: OutcomeTable,
     deployment: Deployment,
     observed: Observed,
-    *,
-    whole: Ledger,
-    table: OutcomeTable | None = None,
-    fresh: OutcomeTable | None = None,
-    doubts: money.Doubts | None = None,
+    doubts: money.Doubts,
 ) -> list[Check]:
     """Return every check.
 
-    Posted batches never change: roots, signatures and records of batches outside `fresh` are not
-    checked again. `view` may be a part of the `whole`, made by `of_run`. `doubts` come from
+    The first of the ledgers may be a part of the second, made by `of_run`. `doubts` come from
     verdicts that were run again.
     """
-    table = tabulate(view) if table is None else table
-    fresh = table if fresh is None else fresh
+    view, whole = ledgers
     domain = Domain(deployment.chain_id, deployment.contracts["ContributionLedger"])
     parameters = parameters_of(deployment, observed)
     window_s = parameters.get("challenge_window_s")
     deadline_s = parameters.get("outcome_deadline_s")
     return [
         work.events_follow(view),
-        work.batch_roots(view, fresh),
+        work.batch_roots(view, table),
         work.commitments(view),
         work.direct_submissions(view, domain),
-        work.outcomes_roots(fresh),
-        work.signatures(view, fresh, domain),
-        calls.signed_by_the_called(view, fresh, deadline_s),
-        work.deadlines(fresh, deadline_s),
-        work.reasons(fresh),
-        work.accepted_records(view, fresh),
+        work.outcomes_roots(table),
+        work.signatures(view, table, domain),
+        calls.signed_by_the_called(view, table, deadline_s),
+        work.deadlines(table, deadline_s),
+        work.reasons(table),
+        work.accepted_records(view, table),
         money.slots(table),
-        money.payments(view, table, window_s, doubts or money.Doubts()),
+        money.payments(view, table, window_s, doubts),
         money.voids(view),
         stakes.roles(view, parameters),
         stakes.slashes(view, table, parameters),

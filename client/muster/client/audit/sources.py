@@ -45,27 +45,22 @@ class RawPoll:
     """The raw blocks with events; empty unless they are kept."""
 
 
-class SourceReader:
-    """Reads a history from one endpoint, poll by poll. It uses no cached file of logs."""
+async def read_source(chain: Chain, *, keeps_logs: bool) -> RawPoll:
+    """Return the history that one endpoint shows, with the raw logs if they are to be kept. No
+    cached file of logs is used.
+    """
+    # By block hash and log index, so that reading a range again overwrites.
+    kept: dict[tuple[str, int], Mapping[str, Any]] = {}
 
-    def __init__(self, chain: Chain, *, keeps_logs: bool) -> None:
-        self._keeps_logs = keeps_logs
-        self._reader = EventReader(chain, on_logs=self._keep)
-        # By block hash and log index, so that reading a range again overwrites.
-        self._logs: dict[tuple[str, int], Mapping[str, Any]] = {}
-
-    async def poll(self) -> RawPoll:
-        """Return everything new, with the raw logs if they are kept."""
-        poll = await self._reader.poll()
-        logs, self._logs = self._logs, {}
-        return RawPoll(poll, _blocks_of(poll, logs))
-
-    def _keep(self, logs: Iterable[Mapping[str, Any]]) -> None:
-        for log in logs if self._keeps_logs else ():
+    def keep(logs: Iterable[Mapping[str, Any]]) -> None:
+        for log in logs if keeps_logs else ():
             # A log without one of our events may have any form: it is not compared either.
             with contextlib.suppress(KeyError, AttributeError):
                 if not log.get("removed"):
-                    self._logs[log["blockHash"].lower(), from_hex(log["logIndex"])] = log
+                    kept[log["blockHash"].lower(), from_hex(log["logIndex"])] = log
+
+    poll = await EventReader(chain, on_logs=keep).poll()
+    return RawPoll(poll, _blocks_of(poll, kept))
 
 
 def _blocks_of(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
 from collections import Counter
@@ -29,7 +28,6 @@ from muster.chain import (
     StakeAccount,
 )
 from muster.client.audit import money, work
-from muster.client.audit.command import follow
 from muster.client.audit.contradictions import (
     MAX_LISTED,
     Contradiction,
@@ -38,7 +36,6 @@ from muster.client.audit.contradictions import (
 )
 from muster.client.audit.dump import DumpedBlock, DumpEnd, DumpReader, write_dump
 from muster.client.audit.evidence import EvidenceFolders
-from muster.client.audit.history import Seen, WatchLine
 from muster.client.audit.ledger import RECORD, Ledger, PackedRecords
 from muster.client.audit.lineage import TrainerLog, read_trainer_log, stream_rows, trace
 from muster.client.audit.observed import Observed, parameters_of
@@ -52,13 +49,9 @@ from muster.client.audit.table import (
 )
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import (
-    ChainError,
-    ChainUnreachable,
     ConfigError,
     EncodingError,
     MusterError,
-    RpcError,
-    WrongChain,
 )
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step, to_address
 from muster.protocol.jury import Ruling
@@ -499,20 +492,16 @@ CONFIG = RunConfig(
 )
 
 
-def test_a_rewound_ledger_is_one_that_never_saw_what_is_gone() -> None:
+def test_an_event_that_was_applied_changes_nothing_again() -> None:
     created = event(1, "RunCreated", run_id=1, owner=WORKER, config=CONFIG)
-    kept = event(2, "CheckpointPublished", run_id=1, version=0, manifest_root=keccak(b"0"))
-    gone = event(3, "CheckpointPublished", run_id=1, version=1, manifest_root=keccak(b"1"))
-    ledger, twin = Ledger(keeps_events=True), Ledger()
-    for each in (created, kept, gone):
+    published = event(2, "CheckpointPublished", run_id=1, version=0, manifest_root=keccak(b"0"))
+    ledger, twin = Ledger(), Ledger()
+    for each in (created, published):
         ledger.apply(each)
-    ledger.rewind(2)
-    for each in (created, kept, kept):
+    for each in (created, published, published, created):
         twin.apply(each)
     assert ledger.runs == twin.runs
-    assert ledger.recent_blocks() == twin.recent_blocks()
-    assert ledger.block_number == 2
-    assert twin.kept_events() == []
+    assert (twin.block_number, twin.disorder) == (2, [])
 
 
 def test_an_event_about_something_unknown_is_placed() -> None:
@@ -683,47 +672,3 @@ def test_the_stream_is_in_the_order_of_posting() -> None:
     ledger.batches = {1: a_batch(1, [a_record(1)]), 2: a_batch(2, [a_record(2), a_record(3)])}
     ledger.posted = [2, 1]
     assert stream_rows(ledger, tabulate(ledger), RUN) == [1, 2, 0]
-
-
-# watch
-
-
-class Endpoint:
-    """Answers looks with what it is given, in order; the last answer ends the watch."""
-
-    def __init__(self, *answers: Seen | ChainError) -> None:
-        self.answers = list(answers)
-
-    async def look(self) -> Seen:
-        """Return or raise the next answer."""
-        if not self.answers:
-            raise asyncio.CancelledError
-        answer = self.answers.pop(0)
-        if isinstance(answer, ChainError):
-            raise answer
-        return answer
-
-
-REFUSAL = RpcError("range too large", code=-32005)
-LINE = WatchLine("outcome", 7, "accepted")
-
-
-@pytest.mark.parametrize("error", [REFUSAL, ChainUnreachable("no answer")])
-async def test_watch_goes_on_after_an_endpoint_failed(
-    error: ChainError, capsys: pytest.CaptureFixture[str]
-) -> None:
-    endpoint = Endpoint(error, Seen([LINE]))
-    with pytest.raises(asyncio.CancelledError):
-        await follow(endpoint.look, once=False, poll_s=0, as_json=False)
-    said = capsys.readouterr()
-    assert (said.out, said.err) == (f"{LINE}\n", f"waiting: {error}\n")
-
-
-async def test_one_look_says_what_failed() -> None:
-    with pytest.raises(RpcError):
-        await follow(Endpoint(REFUSAL).look, once=True, poll_s=0, as_json=False)
-
-
-async def test_watch_ends_on_another_chain() -> None:
-    with pytest.raises(WrongChain):
-        await follow(Endpoint(WrongChain("another")).look, once=False, poll_s=0, as_json=False)
