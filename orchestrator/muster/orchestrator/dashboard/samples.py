@@ -188,7 +188,8 @@ NAME = "tokenizer.json"
 MAX_BYTES = 64 << 20
 """Largest tokenizer that is fetched."""
 ASKED_VERSIONS = 5
-"""Number of newest versions that each server is asked for; relays keep no more."""
+"""Number of newest versions that each server is asked for, besides the base model; relays keep no
+more."""
 TIMEOUT_S = 5.0
 """Longest time in seconds that a page waits for it."""
 RETRY_S = 30.0
@@ -246,9 +247,11 @@ class RunTokenizer:
         self.path = path
 
     async def _ask(self, http: httpx.AsyncClient) -> bytes | None:
-        newest = sorted(self._roots().items(), reverse=True)[:ASKED_VERSIONS]
+        roots = sorted(self._roots().items(), reverse=True)
+        # Only version 0 of a run that trains an adapter is broadcast with its files.
+        asked = dict(roots[:ASKED_VERSIONS] + roots[-1:])
         for url in self._servers:
-            for version, root in newest:
+            for version, root in asked.items():
                 try:
                     return await self._read(http, url, version, root)
                 except (httpx.HTTPError, httpx.InvalidURL, EncodingError) as error:

@@ -15,7 +15,7 @@ import uvloop
 from dashboard_stage import History, save_tokenizer, sorting_rollouts, store
 from orchestrator_fakes import RUN, Network
 
-from muster.orchestrator.dashboard.samples import RETRY_S, RunTokenizer
+from muster.orchestrator.dashboard.samples import ASKED_VERSIONS, RETRY_S, RunTokenizer
 from muster.protocol.ids import Hash32, PolicyVersion
 from muster.protocol.messages import Reason, Verdict
 from muster.shardcast import ChunkStore, Manifest, ShardServer, publish
@@ -69,6 +69,14 @@ async def test_tokenizer_is_fetched_from_whoever_has_it(origin: Origin) -> None:
 async def test_tokenizer_is_fetched_in_the_event_loop_of_the_server(origin: Origin) -> None:
     tokenizer = origin.tokenizer(origin.url)
     assert await asyncio.to_thread(uvloop.run, tokenizer.find()) is not None
+
+
+async def test_the_first_version_has_the_tokenizer_of_later_ones(origin: Origin) -> None:
+    later = range(VERSION + 1, VERSION + 2 * ASKED_VERSIONS)
+    origin.roots |= {PolicyVersion(version): Hash32(bytes(32)) for version in later}
+    assert await origin.tokenizer(origin.url).find() is not None
+    origin.roots[PolicyVersion(1)] = Hash32(bytes(32))
+    assert await origin.tokenizer(origin.url).find() is None
 
 
 async def test_version_with_another_root_on_chain_is_not_believed(origin: Origin) -> None:
