@@ -187,9 +187,9 @@ async def _run(arguments: list[str]) -> bytes:
 NAME = "tokenizer.json"
 MAX_BYTES = 64 << 20
 """Largest tokenizer that is fetched."""
-ASKED_VERSIONS = 5
-"""Number of newest versions that each server is asked for, besides the base model; relays keep no
-more."""
+ASKED_VERSIONS = 10
+"""Number of newest versions that each server is asked for, besides the base model: at least every
+tenth is broadcast with its files."""
 TIMEOUT_S = 5.0
 """Longest time in seconds that a page waits for it."""
 RETRY_S = 30.0
