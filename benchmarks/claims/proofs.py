@@ -24,7 +24,7 @@ from benchmarks.proofs import base_models
 from benchmarks.report import print_table
 from torch import Tensor
 
-from muster.inference import limits
+from muster.inference import calibrated_limits
 from muster.inference.attacks import sample_row
 from muster.inference.engine import Request
 from muster.inference.measuring import Delivery, Errors
@@ -123,14 +123,14 @@ def _limits(engine: TransformersEngine, work: Delivery) -> Calibration:
     engine.lean = False
     errors += _errors(engine, work)
     engine.lean = True
-    floors = limits.FLOORS["bfloat16"]
+    floors = calibrated_limits.FLOORS["bfloat16"]
     return Calibration(
         model=CalibratedModel(
             name="claims", architecture="Qwen3", hidden_size=MODEL.hidden,
             vocab_size=engine.vocab_size, engine=ENGINE,
         ),
-        chunk=limits.chunk_limits(errors.all_chunks(), RECIPE.proof, floors),
-        sampler=limits.sampler_limits(np.concatenate(errors.margins), 64, floors),
+        chunk=calibrated_limits.chunk_limits(errors.all_chunks(), RECIPE.proof, floors),
+        sampler=calibrated_limits.sampler_limits(np.concatenate(errors.margins), 64, floors),
         fraud_strikes=2,
     )  # fmt: skip
 

@@ -32,12 +32,12 @@ from benchmarks.gpu.setup import Figures, Missing, Setup
 from benchmarks.inference.size import PROOF, examination, examined_again
 
 from muster.inference import decode_loop
+from muster.inference.calibrated_limits import FLOORS, chunk_limits
 from muster.inference.engine import ClaimedSample, Completion, EngineRoom, Request
 from muster.inference.layer_math import math_on
-from muster.inference.limits import FLOORS, chunk_limits
 from muster.inference.transformers_engine import TransformersEngine
 from muster.inference.vllm.engine import VllmEngine
-from muster.inference.vllm.process import (
+from muster.inference.vllm.launcher import (
     find_python,
     process_environment,
     require_version,

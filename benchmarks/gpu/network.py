@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from benchmarks.gpu.setup import Figures, Missing, Setup
 
 from muster.app.demo.keys import DemoWorker, Role, cast
-from muster.app.demo.network import MUSTER, Network, NetworkOptions
+from muster.app.demo.local_network import MUSTER, Network, NetworkOptions
 from muster.chain import ChainView, read_view
 from muster.protocol.ids import RunId
 from muster.protocol.messages import Verdict

@@ -36,8 +36,8 @@ from muster.protocol.encoding import keccak
 from muster.protocol.ids import PolicyVersion, RunId, Step
 from muster.protocol.recipe import Recipe
 from muster.trainer.learn.learner import Learner
+from muster.trainer.learn.memory_plan import MemoryChoices, Planner
 from muster.trainer.learn.parallel import Team
-from muster.trainer.learn.plan import MemoryChoices, Planner
 from muster.trainer.learn.recompute import Recompute
 from muster.trainer.publish.policies import MappedWeights, PolicyShelf
 from muster.trainer.recover.checkpoint import Checkpoints, Identity, TrainerState

@@ -32,7 +32,7 @@ from benchmarks.training.trl_work import LONGEST, TRL, Side, build_model, draw_s
 from muster.inference.engine import Request
 from muster.inference.transformers_engine import TransformersEngine
 from muster.inference.vllm.engine import VllmEngine
-from muster.inference.vllm.process import find_python
+from muster.inference.vllm.launcher import find_python
 from muster.protocol.errors import EngineError
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import ProofRecipe

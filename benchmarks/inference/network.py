@@ -33,7 +33,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from muster.app.demo.keys import cast
-from muster.app.demo.network import PARAMETERS, Network, NetworkOptions
+from muster.app.demo.local_network import PARAMETERS, Network, NetworkOptions
 from muster.protocol.messages import Verdict
 from muster.shardcast.manifest import Manifest
 

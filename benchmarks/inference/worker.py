@@ -37,7 +37,7 @@ import torch
 from benchmarks.report import machine, print_table, write
 
 from muster.app.demo.keys import DemoWorker, Role, cast
-from muster.app.demo.network import Network, NetworkOptions
+from muster.app.demo.local_network import Network, NetworkOptions
 from muster.app.demo.processes import DemoProcess
 from muster.chain import ChainView, read_view
 from muster.inference.decode_loop import Decode

@@ -23,8 +23,8 @@ from benchmarks.report import HERE, RESULTS, machine, print_table, write
 
 from muster.client.calibration import save_drawing
 from muster.inference.calibrate import CalibrationRun, calibrate_model
-from muster.inference.limits import detection, submission_size
-from muster.inference.plan import MeasuringPlan, Profile
+from muster.inference.calibrated_limits import detection, submission_size
+from muster.inference.calibration_plan import MeasuringPlan, Profile
 from muster.protocol.intervals import rate_bound
 from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
 

@@ -29,11 +29,11 @@ from benchmarks.proofs.calibration import RESULTS, folder_of
 from benchmarks.report import machine, print_table, write
 from transformers import DynamicCache
 
+from muster.inference.calibrated_limits import history_limits
 from muster.inference.forward import pad_left
-from muster.inference.limits import history_limits
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.ids import PolicyVersion
-from muster.toploc.history import (
+from muster.toploc.sequential_test import (
     SUBMISSIONS_A_YEAR,
     WINDOW,
     Conduct,

@@ -28,7 +28,7 @@ from benchmarks.proofs import base_models, history
 from benchmarks.proofs.calibration import RECIPE, RESULTS, folder_of
 from benchmarks.report import machine, print_table, write
 
-from muster.inference.limits import FLOORS, submission_size
+from muster.inference.calibrated_limits import FLOORS, submission_size
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.ids import PolicyVersion
 from muster.toploc.calibration import SamplerLimits

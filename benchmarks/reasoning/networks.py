@@ -16,7 +16,7 @@ from typing import Any
 
 from muster.app.demo.display import DemoDisplay
 from muster.app.demo.keys import CHEATS, Cast, cast
-from muster.app.demo.network import Network, NetworkOptions
+from muster.app.demo.local_network import Network, NetworkOptions
 from muster.app.demo.observations import observe
 from muster.app.demo.processes import DemoProcess
 from muster.app.demo.report import DemoObservations, run_checks, worker_reports

@@ -29,7 +29,7 @@ from benchmarks.reasoning.texts import Split, split_exercises, task_set, write_t
 from rich.console import Console
 
 from muster.app.demo.display import DemoDisplay
-from muster.app.demo.network import MUSTER
+from muster.app.demo.local_network import MUSTER
 from muster.app.demo.processes import Processes
 from muster.protocol.errors import ConfigError
 

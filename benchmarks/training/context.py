@@ -40,8 +40,8 @@ from muster.protocol.ids import PolicyVersion, RunId, Step
 from muster.protocol.recipe import Recipe
 from muster.trainer.learn.follow import follow
 from muster.trainer.learn.learner import Learner
+from muster.trainer.learn.memory_plan import SAVING, MemoryChoices, Planner, return_freed_buffers
 from muster.trainer.learn.parallel import ONE_PROCESS, Team, join
-from muster.trainer.learn.plan import SAVING, MemoryChoices, Planner, return_freed_buffers
 from muster.trainer.publish.policies import BASE, open_shelf
 from muster.trainer.recover.checkpoint import Checkpoints, Identity, TrainerState
 from muster.trainer.stream.reader import Cursor

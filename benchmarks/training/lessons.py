@@ -25,7 +25,7 @@ from rich.console import Console
 
 from muster.app.demo.display import DemoDisplay
 from muster.app.demo.keys import cast
-from muster.app.demo.network import Network, NetworkOptions
+from muster.app.demo.local_network import Network, NetworkOptions
 from muster.app.demo.story import start
 from muster.chain import ChainView, read_view
 from muster.protocol.messages import Verdict

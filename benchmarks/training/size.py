@@ -43,8 +43,8 @@ from muster.protocol.ids import PolicyVersion, Step
 from muster.protocol.recipe import AdapterRecipe, Recipe, SamplingRecipe, TrainingRecipe
 from muster.protocol.rollouts import Rollout
 from muster.trainer.learn.learner import Learner
+from muster.trainer.learn.memory_plan import SAVING, MemoryChoices, Planner, return_freed_buffers
 from muster.trainer.learn.persistence import Weights
-from muster.trainer.learn.plan import SAVING, MemoryChoices, Planner, return_freed_buffers
 from muster.trainer.publish.policies import BASE, PolicyShelf, open_shelf
 
 

@@ -22,7 +22,7 @@ from rich.console import Console
 from muster.app.cli import muster
 from muster.app.demo.display import DemoDisplay
 from muster.app.demo.keys import cast
-from muster.app.demo.network import Network, NetworkOptions
+from muster.app.demo.local_network import Network, NetworkOptions
 from muster.app.demo.observations import observe
 from muster.app.demo.report import build_report
 from muster.app.demo.story import keep_open, settle, start, take_model, train

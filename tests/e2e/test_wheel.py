@@ -49,7 +49,7 @@ def test_what_runs_is_the_wheel_and_no_checkout(complete: Installed) -> None:
 def test_data_is_found(complete: Installed) -> None:
     python, prefix = complete.program.with_name("python"), complete.program.parents[1]
     code = (
-        "from muster.settings.options import find_preset; from muster.chain.abi import CONTRACTS;"
+        "from muster.settings.flags import find_preset; from muster.chain.abi import CONTRACTS;"
         "from muster.toploc import kernel; from muster.tasks.hacks import all_hacks;"
         "from muster.settings import DEPLOYMENTS;"
         "print(find_preset('intellect2-long'), DEPLOYMENTS, len(CONTRACTS),"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.inference.plan import VALIDATORS, WORKERS
-from muster.inference.vllm.process import find_python
+from muster.inference.calibration_plan import VALIDATORS, WORKERS
+from muster.inference.vllm.launcher import find_python
 from muster.lab.redteam.cells import (
     ONE_LENGTH,
     RUNS,

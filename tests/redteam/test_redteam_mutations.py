@@ -22,7 +22,7 @@ from muster.protocol.encoding import file_hash, keccak
 from muster.shardcast import fetcher
 from muster.shardcast.chunks import VerifyingSink
 from muster.tasks import Graded
-from muster.toploc.history import WorkerHistory
+from muster.toploc.sequential_test import WorkerHistory
 
 TRIALS = 4
 """Trials of each attack: without its defence it succeeds at once."""

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from muster.inference.vllm.engine import VllmEngine
-from muster.inference.vllm.process import find_python
+from muster.inference.vllm.launcher import find_python
 from muster.protocol.errors import EngineError
 from muster.protocol.ids import PolicyVersion
 

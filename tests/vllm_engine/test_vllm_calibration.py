@@ -9,11 +9,11 @@ from conformance_policy import VOCABULARY
 from conformance_validator import PROOF, least_limits
 
 from muster.inference.calibrate import calibrate_model
+from muster.inference.calibrated_limits import FLOORS, chunk_limits, sampler_limits
+from muster.inference.calibration_plan import MeasuringPlan, NumberFormat
 from muster.inference.engine import Request
 from muster.inference.honest import measure_honest
-from muster.inference.limits import FLOORS, chunk_limits, sampler_limits
 from muster.inference.measuring import Errors, OwnParty, Party, one_token
-from muster.inference.plan import MeasuringPlan, NumberFormat
 from muster.inference.transformers_engine import TransformersEngine
 from muster.inference.vllm.engine import VllmEngine
 from muster.protocol.errors import EngineError

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from muster.chain import BatchView
-from muster.client.validator.checking import CheckingStore
+from muster.client.validator.checking_proofs import CheckingStore
 from muster.client.validator.checks import ClaimedWork, FailedCheck
 from muster.client.validator.judging import Judgement, unread
 from muster.client.validator.loop import ValidatorLoop

@@ -65,7 +65,7 @@ async def _serve(port: int, deployments: Path, state: Path | None) -> None:
     from muster.chain import save_deployment
     from muster.client.stake import FAUCET_CHAIN_ID
     from muster.deploy import DeployParameters, deploy_contracts
-    from muster.settings.network import NetworkProfile, announced
+    from muster.settings.profiles import NetworkProfile, announced
 
     kept = state is not None and state.exists()
     async with Anvil(port=port, state=state) as anvil:

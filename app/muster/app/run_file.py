@@ -12,7 +12,7 @@ from muster.client.quantities import parse_tokens
 from muster.protocol.errors import ConfigError, EncodingError
 from muster.protocol.ids import Address, to_address
 from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Settings, load_settings, read_file
-from muster.settings.options import find_preset, preset_names
+from muster.settings.flags import find_preset, preset_names
 from muster.toploc import Calibration
 from muster.trainer.config import load_recipe
 from muster.trainer.create import RunPlan

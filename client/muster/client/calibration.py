@@ -24,8 +24,8 @@ from muster.client.cli.options import (
     open_keystore,
     parse_account,
 )
-from muster.client.journal import write_durably
-from muster.inference.limits import detection, submission_size
+from muster.client.durable_log import write_durably
+from muster.inference.calibrated_limits import detection, submission_size
 from muster.protocol.documents import first_fault
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ConfigError, EncodingError, MusterError
@@ -34,7 +34,7 @@ from muster.protocol.intervals import rate_bound, wilson
 from muster.protocol.prompts import Prompt, render_prompt
 from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
 from muster.settings import read_file
-from muster.settings.options import RECIPE
+from muster.settings.flags import RECIPE
 from muster.tasks import TaskSet
 from muster.toploc.calibration import MeasuredMachine, Measurement
 
@@ -354,7 +354,7 @@ def calibrate(
         rules = pin_prompt(read_recipe(recipe), model)
     prompts = [] if task_set is None else prompts_of(read_task_set(task_set), rules)
     cheaper = parse_others(others)
-    from muster.inference.plan import MeasuringPlan, require_sound
+    from muster.inference.calibration_plan import MeasuringPlan, require_sound
 
     engines = engines_of(options)
     plan = MeasuringPlan(

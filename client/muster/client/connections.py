@@ -15,7 +15,7 @@ from muster.api import OrchestratorApi
 from muster.chain import Chain, EventReader, RunView, find_run, follow
 from muster.chain.reader import OnChange
 from muster.client.chain_facts import HistoryView
-from muster.client.documents import await_orchestrator
+from muster.client.run_documents import await_orchestrator
 from muster.client.settings import EngineSettings, NodeSettings
 from muster.client.tickets import longest_sample
 from muster.inference import InferenceEngine

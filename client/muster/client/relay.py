@@ -22,7 +22,7 @@ from muster.protocol.errors import ChainError, ConfigError, ContractRevert
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.messages import Submission
 from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Settings, load_settings
-from muster.settings.options import FILE, FOLDER, chain_options
+from muster.settings.flags import FILE, FOLDER, chain_options
 from muster.telemetry import setup_logging
 
 if TYPE_CHECKING:

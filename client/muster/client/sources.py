@@ -28,7 +28,7 @@ from pydantic import ValidationError
 
 from muster.api import BatchContents, BatchEntry, OrchestratorApi, RunInfo
 from muster.api.client import MAX_ANSWER_BYTES, MAX_SMALL_ANSWER_BYTES, tls_context
-from muster.api.network import is_private, url_fault
+from muster.api.network_document import is_private, url_fault
 from muster.api.routes import MAX_FILE_BYTES
 from muster.api.signing import sign_request
 from muster.protocol.eip712 import Domain

@@ -175,7 +175,7 @@ class SignedNetwork(AnswerBody):
     """The description of a run's network, signed by the run's orchestrator."""
 
     document: Annotated[str, Field(max_length=MAX_NETWORK_CHARS, examples=['{"chain_id":84532}'])]
-    """JSON text of a `muster.api.network.NetworkPage`; exactly these bytes are signed."""
+    """JSON text of a `muster.api.network_document.NetworkPage`; exactly these bytes are signed."""
     signature: HexSignature
     """EIP-712 `NetworkDocument` by the orchestrator."""
 

@@ -26,13 +26,6 @@ from muster.chain.lookup import (
     is_named as is_named,
     prefix_of as prefix_of,
 )
-from muster.chain.losses import (
-    STATE_WORDS as STATE_WORDS,
-    Loss as Loss,
-    loss_of as loss_of,
-    losses as losses,
-    reason_of as reason_of,
-)
 from muster.chain.reader import (
     EventReader as EventReader,
     Poll as Poll,
@@ -43,6 +36,13 @@ from muster.chain.reader import (
 )
 from muster.chain.send_journal import JournalStore as JournalStore, SendJournal as SendJournal
 from muster.chain.sender import SendPolicy as SendPolicy, TransactionSender as TransactionSender
+from muster.chain.stake_losses import (
+    STATE_WORDS as STATE_WORDS,
+    Loss as Loss,
+    loss_of as loss_of,
+    losses as losses,
+    reason_of as reason_of,
+)
 from muster.chain.structs import (
     ZERO_ADDRESS as ZERO_ADDRESS,
     Batch as Batch,

@@ -41,7 +41,7 @@ from muster.protocol.eip712 import Domain, address_of
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ConfigError, EncodingError, RpcError, WrongChain
 from muster.protocol.ids import Address, Hash32
-from muster.settings.network import resolve
+from muster.settings.profiles import resolve
 
 if TYPE_CHECKING:
     from web3 import AsyncWeb3
@@ -105,7 +105,7 @@ class Chain:
 
         The endpoint is an HTTP or WebSocket URL or the path of a node's socket; several, as a list
         or separated by commas, are compared (`muster.chain.quorum`). By default, endpoint and
-        deployment are those of the network that `muster.settings.network` finds. A transaction is
+        deployment are those of the network that `muster.settings.profiles` finds. A transaction is
         in the journal before it is sent, and survives the process. Raises ChainUnreachable when no
         endpoint answers, WrongChain when it serves another chain or there is no code at the
         recorded addresses, ConfigError without a deployment or while another process holds the

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from muster.inference import forgers, limits, substitutes
+from muster.inference import calibrated_limits, forgers, substitutes
+from muster.inference.calibration_plan import MIN_CHUNKS, few_chunks
 from muster.inference.engine import Completion
 from muster.inference.measuring import Delivery, Errors, OwnParty, Survey
-from muster.inference.plan import MIN_CHUNKS, few_chunks
 from muster.inference.substitutes import Substitution
 from muster.protocol.errors import ProofError
 from muster.protocol.recipe import Recipe
@@ -314,7 +314,7 @@ def forged_row(calibration: Calibration, forged: Forged) -> Measurement:
         trials=len(forged.attempts),
         accepted=sum(any(map(calibration.chunk_passes, rs)) for rs in forged.attempts),
         strain=1.0 if not every else min(calibration.sample_strain([r], []) for r in every),
-        **limits.worst_of(every, honest=False),
+        **calibrated_limits.worst_of(every, honest=False),
     )
 
 
@@ -397,5 +397,5 @@ def sample_row(
         margin=max(largest) if honest else min(largest),
         strain=float(np.mean(list(strains))),
         strength=strength,
-        **limits.worst_of(errors.all_chunks(), honest=honest),
+        **calibrated_limits.worst_of(errors.all_chunks(), honest=honest),
     )

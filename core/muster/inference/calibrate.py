@@ -21,7 +21,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from muster.inference import limits
+from muster.inference import calibrated_limits
 from muster.inference.attacks import (
     ONE_TOKEN,
     Attack,
@@ -32,6 +32,13 @@ from muster.inference.attacks import (
     sample_row,
     try_forgers,
     try_miscounted,
+)
+from muster.inference.calibration_plan import (
+    MIN_CHUNKS,
+    MeasuringPlan,
+    few_prompts,
+    layout_of,
+    require_sound,
 )
 from muster.inference.contributions import (
     Contribution,
@@ -47,7 +54,6 @@ from muster.inference.contributions import (
 from muster.inference.engine import Request
 from muster.inference.honest import Honest, judge, measure_honest
 from muster.inference.measuring import Delivery, OwnParty, Party
-from muster.inference.plan import MIN_CHUNKS, MeasuringPlan, few_prompts, layout_of, require_sound
 from muster.inference.transformers_engine import TransformersEngine
 from muster.inference.vllm.engine import VllmEngine
 from muster.protocol.encoding import abi_words, keccak
@@ -55,7 +61,7 @@ from muster.protocol.errors import EngineError, ProofError
 from muster.protocol.ids import Address, PolicyVersion
 from muster.toploc import Calibration
 from muster.toploc.calibration import CalibratedModel, MeasuredMachine, Measurement
-from muster.toploc.history import HistoryLimits
+from muster.toploc.sequential_test import HistoryLimits
 
 T = TypeVar("T")
 Progress = Callable[[str], None]
@@ -129,8 +135,8 @@ def calibrate_model(
     table += [row for row in rows if row is not None]
     refusal = (
         _refusal_of(lambda: require_no_outlier(machines, own.history, accepted))
-        or _refusal_of(lambda: limits.require_no_forger(table))
-        or _refusal_of(lambda: limits.require_separated(table, plan.recipe))
+        or _refusal_of(lambda: calibrated_limits.require_no_forger(table))
+        or _refusal_of(lambda: calibrated_limits.require_separated(table, plan.recipe))
     )
     found = {"measured": tuple(table), "history": history, "machines": tuple(machines)}
     return CalibrationRun(calibration.model_copy(update=found), tuple(table), refusal)
@@ -212,7 +218,7 @@ def _history(calibration: Calibration, honest: Honest) -> HistoryLimits:
         for errors in honest.errors.values()
     ]
     losses = map(calibration.loss, honest.margins_by_pair())
-    return limits.history_limits(strains, losses, honest.leans())
+    return calibrated_limits.history_limits(strains, losses, honest.leans())
 
 
 def _tell_nobody(_message: str) -> None:
@@ -322,16 +328,18 @@ def _choose(
 ) -> Calibration:
     """Return the limits that follow from honest errors, with the floors of the coarsest format."""
     recipe, engine = plan.recipe, bench.engine
-    coarsest = max((layout_of(name)[0] for name in plan.engines), key=list(limits.FLOORS).index)
-    floors = limits.FLOORS[coarsest]
+    coarsest = max(
+        (layout_of(name)[0] for name in plan.engines), key=list(calibrated_limits.FLOORS).index
+    )
+    floors = calibrated_limits.FLOORS[coarsest]
     seen = [errors for pair, errors in honest.errors.items() if pair not in honest.claimed]
     samples = sum(len(errors.chunks) for errors in seen)
-    sampler = limits.sampler_limits(
+    sampler = calibrated_limits.sampler_limits(
         honest.token_margins(), recipe.sampling.max_new_tokens, floors, cheats
     )
     drawn, claimed = honest.drawn_apart()
-    roomy = limits.with_room(sampler)
-    wide = limits.wide_limits(drawn, roomy, floors, recipe, claimed=claimed)
+    roomy = calibrated_limits.with_room(sampler)
+    wide = calibrated_limits.wide_limits(drawn, roomy, floors, recipe, claimed=claimed)
     if wide is not None:
         sampler = roomy.model_copy(update={"wide": wide})
     return Calibration(
@@ -344,9 +352,9 @@ def _choose(
         ),
         proof=recipe.proof,
         temperature=recipe.sampling.temperature,
-        chunk=limits.chunk_limits(honest.chunks(), recipe.proof, floors),
+        chunk=calibrated_limits.chunk_limits(honest.chunks(), recipe.proof, floors),
         sampler=sampler,
-        fraud_strikes=limits.fraud_strikes(samples, recipe),
+        fraud_strikes=calibrated_limits.fraud_strikes(samples, recipe),
     )
 
 

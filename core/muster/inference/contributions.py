@@ -19,9 +19,9 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from muster.inference.calibrated_limits import Drawn, worst_of
 from muster.inference.engine import Completion, Request
 from muster.inference.honest import Honest
-from muster.inference.limits import Drawn, worst_of
 from muster.inference.measuring import Delivery, Errors
 from muster.protocol.documents import Document, DocumentPart
 from muster.protocol.eip712 import recover, sign
@@ -32,7 +32,7 @@ from muster.protocol.recipe import Recipe
 from muster.shardcast.digests import state_hash
 from muster.toploc import ChunkResult
 from muster.toploc.calibration import Calibration, MeasuredMachine
-from muster.toploc.history import HistoryLimits
+from muster.toploc.sequential_test import HistoryLimits
 
 _SIGNATURE_BYTES = 65
 _PURPOSE = b"\x19Muster calibration contribution:\n"

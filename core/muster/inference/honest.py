@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from muster.inference.calibrated_limits import Drawn
+from muster.inference.calibration_plan import MIN_CHUNKS, PLAIN, MeasuringPlan
 from muster.inference.engine import Completion, Examined, Redraw, Request
-from muster.inference.limits import Drawn
 from muster.inference.measuring import Delivery, Errors, OwnParty, Party, Survey, one_token
-from muster.inference.plan import MIN_CHUNKS, PLAIN, MeasuringPlan
 from muster.protocol.encoding import abi_words, keccak
 from muster.toploc import ChunkResult
 

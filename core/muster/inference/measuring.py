@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from muster.inference.blocks import examine_rows
+from muster.inference.calibration_plan import PLAIN, Way
 from muster.inference.engine import (
     ClaimedSample,
     Completion,
@@ -27,7 +28,6 @@ from muster.inference.engine import (
 )
 from muster.inference.forgers import RecomputedChunks
 from muster.inference.forward import Forward, Tokens, WholeBatch, pad_left, to_patterns
-from muster.inference.plan import PLAIN, Way
 from muster.inference.policy_files import keep_caps
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.recipe import ProofRecipe, Recipe

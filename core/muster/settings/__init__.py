@@ -1,7 +1,7 @@
 """Process settings: one frozen model per process, from defaults < TOML < environment < flags.
 
-Unless one of these sets the chain's endpoint, the network (`muster.settings.network`) does. Secrets
-are never settings: they come from a file or the environment, see muster.wallet.
+Unless one of these sets the chain's endpoint, the network (`muster.settings.profiles`) does.
+Secrets are never settings: they come from a file or the environment, see muster.wallet.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from muster.protocol.errors import ConfigError
-from muster.settings.network import (
+from muster.settings.profiles import (
     DEFAULT_RPC as DEFAULT_RPC,
     DEPLOYMENTS as DEPLOYMENTS,
     SHARED,

@@ -3,7 +3,7 @@
 Off by default. Not every validator can replay a judge's grade: another judge or another machine may
 give another score, so a different claim proves nothing, and the operator of the judge is trusted
 with the rewards. A run must say `allows_judge = true` in its recipe. With `MUSTER_JUDGE_MODEL=DIR`
-the model in a folder is the judge (`muster.inference.judge`); a package registers its own:
+the model in a folder is the judge (`muster.inference.engine_judge`); a package registers its own:
 
     [project.entry-points."muster.judges"]
     default = "my_package:MyJudge"

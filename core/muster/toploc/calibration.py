@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from muster.protocol.documents import Document, DocumentPart, Since
 from muster.protocol.recipe import ProofRecipe
 from muster.toploc.chunks import DECOYS, ChunkResult
-from muster.toploc.history import HistoryLimits
+from muster.toploc.sequential_test import HistoryLimits
 
 Margins: TypeAlias = "npt.NDArray[np.float32] | Sequence[float]"
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from muster.protocol.errors import ApiError
-from muster.settings.options import CONFIRMATIONS_HELP, FILE, PASSWORD_HELP, chain_options
+from muster.settings.flags import CONFIRMATIONS_HELP, FILE, PASSWORD_HELP, chain_options
 
 
 @click.group()

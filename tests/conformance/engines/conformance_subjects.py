@@ -11,11 +11,11 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from muster.inference.calibration_plan import NumberFormat
 from muster.inference.engine import EngineRoom, InferenceEngine
-from muster.inference.plan import NumberFormat
 from muster.inference.transformers_engine import TransformersEngine
 from muster.inference.vllm.engine import ProcessEngine, VllmEngine
-from muster.inference.vllm.process import find_python
+from muster.inference.vllm.launcher import find_python
 from muster.protocol.errors import EngineError
 
 

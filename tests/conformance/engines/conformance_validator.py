@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 from conformance_policy import HIDDEN, VOCABULARY
 
+from muster.inference.calibrated_limits import FLOORS, chunk_limits, sampler_limits
+from muster.inference.calibration_plan import NumberFormat
 from muster.inference.engine import ClaimedSample, Completion, Examined, InferenceEngine, Request
-from muster.inference.limits import FLOORS, chunk_limits, sampler_limits
-from muster.inference.plan import NumberFormat
 from muster.protocol.recipe import ProofRecipe
 from muster.toploc import ChunkResult
 from muster.toploc.calibration import CalibratedModel, Calibration

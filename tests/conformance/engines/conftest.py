@@ -13,8 +13,8 @@ from conformance_policy import build_policy
 from conformance_reference import Reference
 from conformance_subjects import SUBJECTS, VLLM_SUBJECTS, Subject
 
+from muster.inference.calibration_plan import NumberFormat
 from muster.inference.engine import InferenceEngine
-from muster.inference.plan import NumberFormat
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.ids import PolicyVersion
 

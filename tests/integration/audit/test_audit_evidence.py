@@ -33,15 +33,15 @@ from muster.client.audit.contradictions import Check, Kind
 from muster.client.audit.evidence import EvidenceFolders
 from muster.client.audit.history import ChainHistory, HistorySource, read
 from muster.client.audit.ledger import PackedRecords
+from muster.client.audit.outcome_table import tabulate
 from muster.client.audit.reexecution import HOW_MACHINE, Copies, draw, rerun_verdicts
-from muster.client.audit.table import tabulate
 from muster.client.chain_facts import OutcomePlace
 from muster.client.validator.records import counted_before, is_drawn
 from muster.protocol.checking import Checking
 from muster.protocol.eip712 import Domain, digest, sign
 from muster.protocol.ids import PolicyVersion, RunId
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
-from muster.toploc.history import HistoryLimits, WorkerHistory
+from muster.toploc.sequential_test import HistoryLimits, WorkerHistory
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

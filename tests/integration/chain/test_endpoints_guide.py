@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from muster.app.cli import muster
 from muster.chain import save_deployment
 from muster.lab.endpoints.faults import PROFILES
-from muster.settings.network import NetworkProfile, announced, read_profiles
+from muster.settings.profiles import NetworkProfile, announced, read_profiles
 
 ROOT = Path(__file__).parents[3]
 GUIDE = (ROOT / "docs" / "guides" / "endpoints.md").read_text()

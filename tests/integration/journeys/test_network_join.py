@@ -15,11 +15,11 @@ from aiohttp import web
 from click.testing import CliRunner
 from orchestrator_network import NODES, ORCHESTRATOR, Network, open_network, running
 
-from muster.api.network import NetworkPage, sign_network
+from muster.api.network_document import NetworkPage, sign_network
 from muster.app.cli import muster
 from muster.chain import load_deployment
 from muster.protocol.errors import ApiError, ConfigError, MusterError, WrongChain
-from muster.settings.network import read_profiles, resolve, write_profiles
+from muster.settings.profiles import read_profiles, resolve, write_profiles
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

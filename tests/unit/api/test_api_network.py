@@ -6,7 +6,7 @@ import pytest
 from eth_account import Account
 
 from muster.api.answers import SignedNetwork
-from muster.api.network import (
+from muster.api.network_document import (
     NetworkPage,
     is_private,
     read_network,

@@ -17,8 +17,8 @@ from muster.app.cli import muster
 from muster.client.dataset.folder import EXPORT, DataOrigin, Export
 from muster.client.dataset.selection import SelectionSettings
 from muster.protocol.errors import ConfigError, MusterError
-from muster.settings.network import NetworkProfile, Profiles, write_profiles
-from muster.settings.options import chain_options
+from muster.settings.flags import chain_options
+from muster.settings.profiles import NetworkProfile, Profiles, write_profiles
 from muster.tasks.toys import make_sort
 from muster.wallet import create_wallet
 

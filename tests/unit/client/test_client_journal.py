@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from worlds.client_world import make_submission, make_ticket
 
-from muster.client import journal as journals
-from muster.client.journal import Journal, write_durably
+from muster.client import durable_log
+from muster.client.durable_log import Journal, write_durably
 from muster.client.worker import journal as worker_journals
 from muster.client.worker.journal import BatchPlace, SignedSubmission, SubmissionJournal
 from muster.protocol.encoding import file_hash, keccak
@@ -261,7 +261,7 @@ def test_no_slot_is_ever_signed_twice_whenever_the_power_goes(
         ticket, data = make_ticket(index=slot), f"attempt {attempt}".encode()
         with SubmissionJournal(folder) as journal:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(journals.os, "fsync", Power(operations).fsync)
+                patch.setattr(durable_log.os, "fsync", Power(operations).fsync)
                 try:
                     recorded = journal.record(ticket, SIGNED, claimed(ticket, data), data)
                 except Crash:

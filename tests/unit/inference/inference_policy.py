@@ -14,9 +14,9 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from muster.inference.calibration_plan import MeasuringPlan
 from muster.inference.honest import Honest, measure_honest
 from muster.inference.measuring import OwnParty
-from muster.inference.plan import MeasuringPlan
 from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
 
 CHARACTERS = "0123456789=abcdef"

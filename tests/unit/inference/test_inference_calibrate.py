@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM
 
 from muster.inference import calibrate, substitutes
 from muster.inference.calibrate import CalibrationRun, Course, calibrate_model
+from muster.inference.calibrated_limits import FLOORS, Floors
+from muster.inference.calibration_plan import VALIDATORS, WORKERS
 from muster.inference.engine import Completion, Request
-from muster.inference.limits import FLOORS, Floors
 from muster.inference.measuring import Delivery, Party
-from muster.inference.plan import VALIDATORS, WORKERS
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.errors import EngineError
 from muster.protocol.ids import PolicyVersion

@@ -9,9 +9,9 @@ import pytest
 from scripts import load_script
 
 from muster.inference.calibrate import calibrate_model
+from muster.inference.calibration_plan import MeasuringPlan, Way
 from muster.inference.engine import Request
 from muster.inference.measuring import Errors, OwnParty
-from muster.inference.plan import MeasuringPlan, Way
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.intervals import rate_bound

@@ -11,7 +11,7 @@ import pytest
 from inference_policy import EOS
 from worlds.judge_world import LIMITS
 
-from muster.inference.judge import (
+from muster.inference.engine_judge import (
     MAX_REPLY_TOKENS,
     MODEL_VARIABLE,
     EngineJudge,

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from muster.inference.limits import (
+from muster.inference.calibrated_limits import (
     FLOORS,
     Drawn,
     Floors,

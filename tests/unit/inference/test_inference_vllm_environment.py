@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.inference.vllm import process
-from muster.inference.vllm.process import (
+from muster.inference.vllm import launcher
+from muster.inference.vllm.launcher import (
     CHILD,
     PYTHON_VARIABLE,
     REQUIREMENTS,
@@ -32,7 +32,7 @@ def test_a_named_environment_comes_first() -> None:
 
 
 def test_missing_environment_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_DEFAULT", Path("/nowhere/bin/python"))
+    monkeypatch.setattr(launcher, "_DEFAULT", Path("/nowhere/bin/python"))
     with pytest.raises(EngineError, match="vLLM is not installed") as missing:
         find_python({})
     assert missing.value.hint is not None

@@ -16,7 +16,8 @@ from hypothesis import given, strategies as st
 
 from muster.protocol.errors import ConfigError
 from muster.settings import Settings, load_settings
-from muster.settings.network import (
+from muster.settings.flags import chain_options, endpoint, orchestrator_option, relay_option
+from muster.settings.profiles import (
     DEFAULT_RPC,
     DEPLOYMENTS,
     DEVNET,
@@ -29,7 +30,6 @@ from muster.settings.network import (
     running_devnet,
     write_profiles,
 )
-from muster.settings.options import chain_options, endpoint, orchestrator_option, relay_option
 
 MAIN = NetworkProfile(
     chain_id=1,
@@ -254,7 +254,7 @@ def test_a_second_devnet_leaves_the_place_to_the_first(home: dict[str, str]) -> 
 
 def test_a_devnet_that_was_killed_is_not_a_running_one(home: dict[str, str]) -> None:
     program = (
-        "import os; from muster.settings.network import *\n"
+        "import os; from muster.settings.profiles import *\n"
         "with announced() as devnet:\n"
         "    devnet.tell(NetworkProfile(chain_id=1, rpc=('http://dead',), deployments=Path('d')))\n"
         "    assert running_devnet() is not None\n"

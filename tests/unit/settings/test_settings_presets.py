@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import pytest
 
-from muster.settings.options import RECIPE, find_preset, preset_names
+from muster.settings.flags import RECIPE, find_preset, preset_names
 
 
 @pytest.fixture(autouse=True)

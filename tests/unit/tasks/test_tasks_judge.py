@@ -116,7 +116,7 @@ def test_one_judge_is_loaded_and_several_are_refused(monkeypatch: pytest.MonkeyP
     point = EntryPoint("default", "types:SimpleNamespace", "muster.judges")
     assert load_judge([]) is None
     assert load_judge([point]) is not None
-    absent = EntryPoint("model", "muster.inference.judge:from_environment", "muster.judges")
+    absent = EntryPoint("model", "muster.inference.engine_judge:from_environment", "muster.judges")
     monkeypatch.delenv("MUSTER_JUDGE_MODEL", raising=False)
     assert load_judge([absent]) is None
     assert load_judge([absent, point]) is not None

@@ -17,7 +17,7 @@ from hypothesis import example, given, strategies as st
 
 from muster.protocol.errors import TaskError
 from muster.tasks import Grade, Graded, Problem, Undecided, check_task_set, children, verify
-from muster.tasks.math import engine, limits, verifier as math
+from muster.tasks.math import engine, parse_limits, verifier as math
 from muster.tasks.math.answers import MAX_ITEMS, read_answer
 from muster.tasks.math.comparison import compare
 from muster.tasks.math.engine import Engine, EngineUnavailable
@@ -345,7 +345,7 @@ def test_hostile_answer_is_refused_unread(answer: str) -> None:
     before = time.process_time()
     assert grade("\\sqrt{5}", answer) == Graded(0.0)
     assert time.process_time() - before < 0.1
-    assert limits.refusal(answer) or read_answer(answer) is None
+    assert parse_limits.refusal(answer) or read_answer(answer) is None
 
 
 @pytest.mark.parametrize("answer", HOSTILE, ids=lambda a: a[:30])
@@ -365,7 +365,7 @@ def test_longer_list_than_allowed_is_not_read() -> None:
 
 @given(st.text(max_size=60))
 def test_limits_are_total(text: str) -> None:
-    assert isinstance(limits.refusal(text), str | None)
+    assert isinstance(parse_limits.refusal(text), str | None)
 
 
 # The engine

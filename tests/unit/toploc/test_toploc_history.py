@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 from pydantic import ValidationError
 
-from muster.toploc.history import (
+from muster.toploc.sequential_test import (
     BETS,
     SUBMISSIONS_A_YEAR,
     Conduct,

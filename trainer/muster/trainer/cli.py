@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from muster.protocol.errors import ConfigError
-from muster.settings.options import (
+from muster.settings.flags import (
     CONFIRMATIONS_HELP,
     FILE,
     FOLDER,
@@ -195,7 +195,7 @@ def trainer_plan(model: Path, recipe: Path, as_json: bool, **options: Any) -> No
       muster trainer plan --model ./model --recipe demo --memory-gb 8
     """
     from muster.trainer.config import load_either_recipe
-    from muster.trainer.learn.plan import MemoryChoices, plan_memory
+    from muster.trainer.learn.memory_plan import MemoryChoices, plan_memory
 
     chosen = {name: value for name, value in options.items() if value is not None}
     plan = plan_memory(model, load_either_recipe(recipe), MemoryChoices(**chosen))
@@ -241,7 +241,7 @@ def trainer_bench(model: Path, recipe: Path, as_json: bool, **options: Any) -> N
     from transformers.utils import logging as transformers_logging
 
     from muster.trainer.config import load_recipe
-    from muster.trainer.learn.plan import MemoryChoices, return_freed_buffers
+    from muster.trainer.learn.memory_plan import MemoryChoices, return_freed_buffers
     from muster.trainer.measure.bench import Load, measure_step
 
     return_freed_buffers()

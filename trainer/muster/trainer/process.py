@@ -27,13 +27,13 @@ from muster.tasks.document import MAX_TASK_SET_BYTES
 from muster.trainer.config import TrainerSettings
 from muster.trainer.learn.follow import follow as follow_leader
 from muster.trainer.learn.learner import Learner
-from muster.trainer.learn.parallel import ONE_PROCESS, Team, join
-from muster.trainer.learn.plan import (
+from muster.trainer.learn.memory_plan import (
     MemoryChoices,
     MemoryPlan,
     plan_memory,
     return_freed_buffers,
 )
+from muster.trainer.learn.parallel import ONE_PROCESS, Team, join
 from muster.trainer.loop import Parts, Trainer
 from muster.trainer.measure.evaluate import Evaluator
 from muster.trainer.measure.figures import shortage_figures

@@ -7,7 +7,7 @@ import sqlite3
 import time
 from pathlib import Path
 
-from muster.app.demo.network import Network
+from muster.app.demo.local_network import Network
 from muster.app.demo.report import DemoObservations, RecordedSubmission, TrainedStep
 from muster.chain import ChainView, read_view
 from muster.chain.deployment import deployment_path

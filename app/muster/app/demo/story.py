@@ -26,14 +26,14 @@ import click
 from muster.app.demo.keys import CHEATS, PASSWORD
 from muster.protocol.errors import ConfigError, StorageError
 from muster.settings import DEPLOYMENTS
-from muster.settings.options import FOLDER, RECIPE
+from muster.settings.flags import FOLDER, RECIPE
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from muster.app.demo.display import DemoDisplay
     from muster.app.demo.keys import DemoWorker
-    from muster.app.demo.network import LocalChain, Network
+    from muster.app.demo.local_network import LocalChain, Network
     from muster.app.demo.processes import DemoProcess
     from muster.app.demo.report import DemoObservations
     from muster.chain import ChainView
@@ -167,9 +167,9 @@ async def run_demo(options: DemoOptions, *, as_json: bool = False) -> dict[str, 
 
     from muster.app.demo.display import DemoDisplay, show_report
     from muster.app.demo.keys import cast
-    from muster.app.demo.network import Network, NetworkOptions, plain_anvil
+    from muster.app.demo.local_network import Network, NetworkOptions, plain_anvil
     from muster.app.demo.observations import observe
-    from muster.settings.network import announced
+    from muster.settings.profiles import announced
 
     began = time.monotonic()
     people = cast(options.seed, honest=options.honest, cheats=options.cheats)

@@ -33,7 +33,7 @@ from muster.client.audit.contradictions import (
 )
 from muster.client.audit.evidence import EvidenceFolders
 from muster.client.audit.ledger import Ledger
-from muster.client.audit.table import OutcomeTable, tabulate
+from muster.client.audit.outcome_table import OutcomeTable, tabulate
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import Address, Hash32, RunId
 from muster.protocol.messages import Verdict

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from muster.client.audit.contradictions import ProofLevel
-from muster.client.audit.tables import (
+from muster.client.audit.print_tables import (
     print_faults,
     print_lineage,
     print_report,
@@ -61,7 +61,7 @@ from muster.client.cli.printing import print_json
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import PolicyVersion, RunId
 from muster.settings import urls_of
-from muster.settings.options import RELAY_HELP
+from muster.settings.flags import RELAY_HELP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -252,8 +252,8 @@ def _rerun(
     history: ChainHistory, run_id: RunId, store: EvidenceFolders, options: dict[str, Any]
 ) -> list[Check]:
     """Return the checks that verdicts run again equal those recorded, and that signers checked."""
+    from muster.client.audit.outcome_table import tabulate
     from muster.client.audit.reexecution import Copies, draw, require_rows, rerun_verdicts
-    from muster.client.audit.table import tabulate
     from muster.inference.loading import engine_of
 
     if not options["evidence"]:

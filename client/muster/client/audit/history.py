@@ -14,10 +14,7 @@ from muster.chain import BlockId, Chain, Deployment, apply_poll
 from muster.chain.abi import EventTable
 from muster.client.audit.contradictions import Check, Contradiction, ProofLevel, summarise
 from muster.client.audit.dump import DumpedBlock, DumpEnd, DumpReader, write_dump
-from muster.client.audit.ledger import Ledger
-from muster.client.audit.observed import Observed, Parameters, observe, parameters_of
-from muster.client.audit.report import AuditReport, build_report
-from muster.client.audit.sources import (
+from muster.client.audit.endpoints import (
     check_block,
     compare,
     compare_with_past,
@@ -25,6 +22,9 @@ from muster.client.audit.sources import (
     prove,
     read_source,
 )
+from muster.client.audit.ledger import Ledger
+from muster.client.audit.observed import Observed, Parameters, observe, parameters_of
+from muster.client.audit.report import AuditReport, build_report
 from muster.protocol.eip712 import Domain
 from muster.protocol.errors import ConfigError, EncodingError
 from muster.protocol.ids import RunId

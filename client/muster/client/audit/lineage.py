@@ -22,7 +22,7 @@ from muster.chain import CheckpointView, RunView
 from muster.client.audit.contradictions import Contradiction, Kind
 from muster.client.audit.evidence import EvidenceFolders
 from muster.client.audit.ledger import Ledger
-from muster.client.audit.table import OutcomeTable, tabulate
+from muster.client.audit.outcome_table import OutcomeTable, tabulate
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ConfigError, EncodingError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId

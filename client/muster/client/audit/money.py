@@ -18,7 +18,7 @@ from muster.chain import BatchView, CaseView, PaymentView, SlashState, SlashView
 from muster.client.audit.contradictions import Check, Contradiction, Kind, NotRerun, summarise
 from muster.client.audit.ledger import Ledger
 from muster.client.audit.observed import Observed, Parameters
-from muster.client.audit.table import OutcomeTable, at_row
+from muster.client.audit.outcome_table import OutcomeTable, at_row
 from muster.client.chain_facts import OutcomePlace
 from muster.client.quantities import format_time, format_tokens
 from muster.protocol.ids import Address, RunId

@@ -34,11 +34,16 @@ from muster.client.audit.contradictions import (
 )
 from muster.client.audit.evidence import EvidenceFolders
 from muster.client.audit.history import ChainHistory
-from muster.client.audit.table import OutcomeTable, tabulate
+from muster.client.audit.outcome_table import OutcomeTable, tabulate
 from muster.client.chain_facts import OutcomePlace
 from muster.client.disputes.bundle_checks import CheckAnswer, check_verdict, check_weights
 from muster.client.disputes.rerun import Rerun, claim_at, measure_conduct, recompute, slots_of
-from muster.client.validator.checking import Fingerprints, Proof, shown_fingerprints, who_checked
+from muster.client.validator.checking_proofs import (
+    Fingerprints,
+    Proof,
+    shown_fingerprints,
+    who_checked,
+)
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.judging import Rules
 from muster.client.validator.process import require_consistent
@@ -61,7 +66,7 @@ from muster.protocol.recipe import Recipe
 from muster.shardcast import Fetcher, Manifest
 from muster.tasks import TaskSet
 from muster.toploc import Calibration
-from muster.toploc.history import Conduct
+from muster.toploc.sequential_test import Conduct
 
 if TYPE_CHECKING:
     from muster.inference import InferenceEngine

@@ -30,7 +30,7 @@ from muster.client.audit import calls, disputes, money, stakes, work
 from muster.client.audit.contradictions import Check, Contradiction
 from muster.client.audit.ledger import Ledger, of_run
 from muster.client.audit.observed import Observed, parameters_of
-from muster.client.audit.table import OutcomeTable, tabulate
+from muster.client.audit.outcome_table import OutcomeTable, tabulate
 from muster.protocol.eip712 import Domain
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ConfigError

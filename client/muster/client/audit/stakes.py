@@ -18,7 +18,7 @@ from muster.chain.structs import Offence
 from muster.client.audit.contradictions import Check, Contradiction, Kind, summarise
 from muster.client.audit.ledger import Ledger
 from muster.client.audit.observed import Parameters
-from muster.client.audit.table import OutcomeTable
+from muster.client.audit.outcome_table import OutcomeTable
 from muster.client.quantities import format_tokens
 from muster.protocol.encoding import abi_words, address_bytes, keccak
 from muster.protocol.ids import Hash32, RunId

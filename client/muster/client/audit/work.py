@@ -21,7 +21,12 @@ from muster.client.audit.contradictions import (
     summarise,
 )
 from muster.client.audit.ledger import Ledger
-from muster.client.audit.table import OutcomeTable, at_row, outcome_leaves, submission_leaves
+from muster.client.audit.outcome_table import (
+    OutcomeTable,
+    at_row,
+    outcome_leaves,
+    submission_leaves,
+)
 from muster.protocol.eip712 import Domain, signer_of
 from muster.protocol.ids import Address, PolicyVersion, RunId
 from muster.protocol.jury import Ruling, summons_of

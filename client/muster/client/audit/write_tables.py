@@ -20,9 +20,9 @@ from pyarrow import csv, parquet
 
 from muster.client.audit.history import ChainHistory
 from muster.client.audit.ledger import Ledger
+from muster.client.audit.outcome_table import OutcomeTable, tabulate
 from muster.client.audit.report import AuditReport, PaymentReport, SlashReport, WorkerReport
-from muster.client.audit.table import OutcomeTable, tabulate
-from muster.client.journal import whole_file
+from muster.client.durable_log import whole_file
 from muster.protocol.encoding import hex0x
 from muster.protocol.ids import RunId
 from muster.protocol.messages import Reason, Verdict

@@ -232,7 +232,7 @@ def judge_command(
     )
     from muster.client.dataset.verify import check_bytes
     from muster.inference.contributions import weights_hash
-    from muster.inference.judge import EngineJudge, read_limits
+    from muster.inference.engine_judge import EngineJudge, read_limits
     from muster.tasks import TaskSet
     from muster.telemetry import progress, setup_logging
 

@@ -195,8 +195,8 @@ async def _rerun(
     from muster.api import OrchestratorApi
     from muster.client.disputes.bundle import Contents
     from muster.client.disputes.rerun import claim_at, read_submission, recompute
-    from muster.client.documents import TASK_SETS, read_rules
-    from muster.client.validator.checking import who_checked
+    from muster.client.run_documents import TASK_SETS, read_rules
+    from muster.client.validator.checking_proofs import who_checked
     from muster.client.validator.decoding import FileDecoder
     from muster.inference.loading import engine_of
 

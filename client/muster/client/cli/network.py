@@ -33,7 +33,7 @@ from muster.protocol.errors import (
 )
 from muster.protocol.ids import Address, RunId
 from muster.settings import joined, urls_of
-from muster.settings.network import (
+from muster.settings.profiles import (
     DEVNET,
     NetworkProfile,
     Profiles,
@@ -48,7 +48,7 @@ from muster.settings.network import (
 )
 
 if TYPE_CHECKING:
-    from muster.api.network import NetworkPage
+    from muster.api.network_document import NetworkPage
 
 
 @click.group()
@@ -328,7 +328,7 @@ async def read_invitation(url: str, rpc: str | None = None) -> Invitation:
     lacks the contracts that the answer names.
     """
     from muster.api import OrchestratorApi
-    from muster.api.network import read_network, url_fault
+    from muster.api.network_document import read_network, url_fault
 
     if fault := url_fault(url):
         raise ConfigError(f"{url[:80]} {fault}", hint="it looks like https://host:8600")
@@ -350,7 +350,7 @@ async def read_invitation(url: str, rpc: str | None = None) -> Invitation:
             "the run names no RPC endpoint", hint="give an endpoint of the chain with --rpc URL"
         )
 
-    from muster.api.network import signer_of
+    from muster.api.network_document import signer_of
 
     deployment = _deployment(page)
     async with await Chain.connect(rpcs, deployment) as chain:
@@ -390,7 +390,7 @@ def _deployment(page: NetworkPage) -> Deployment:
 
 def _require_public(page: NetworkPage, url: str) -> None:
     """Raise ConfigError for an internet host that resolves into the machine's own network."""
-    from muster.api.network import is_private
+    from muster.api.network_document import is_private
 
     if is_private(url):
         return

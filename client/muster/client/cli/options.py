@@ -11,7 +11,7 @@ import click
 from muster.protocol.errors import ConfigError, EncodingError
 from muster.protocol.ids import Address, to_address
 from muster.settings import Settings, load_settings
-from muster.settings.options import (
+from muster.settings.flags import (
     CONFIRMATIONS_HELP,
     FILE as FILE,
     FOLDER as FOLDER,

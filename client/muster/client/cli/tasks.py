@@ -15,7 +15,7 @@ from muster.protocol.errors import ConfigError, ProtocolError, TaskError
 from muster.protocol.ids import Hash32, Step, to_hash32
 from muster.protocol.seeds import mixed_indices
 from muster.protocol.set_aside import NOTHING
-from muster.settings.options import RECIPE
+from muster.settings.flags import RECIPE
 from muster.telemetry import progress, setup_logging
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from muster.client.cli.options import (
     run_option,
 )
 from muster.client.cli.printing import print_facts, print_json, print_result, print_table
-from muster.client.journal import write_durably
+from muster.client.durable_log import write_durably
 from muster.client.preflight import find_run
 from muster.client.quantities import format_share, format_tokens
 from muster.client.settings import WorkerSettings
@@ -52,7 +52,7 @@ from muster.protocol.traps import MILLION, PLANS, Trap, TrapPlan
 #
 # A trap finds validators that sign a wrong verdict, even if all of a run collude, and costs them
 # stake. A single lazy validator among honest ones signs no verdict that is posted: proof of
-# checking finds it, see `muster.client.validator.checking`.
+# checking finds it, see `muster.client.validator.checking_proofs`.
 
 Laid = Mapping[tuple[int, int], Mapping[str, Any]]
 """The trap worker's notes, by step and index."""

@@ -20,11 +20,11 @@ import pyarrow.compute as pc
 
 from muster.client.audit.history import ChainHistory
 from muster.client.audit.lineage import stream_rows
-from muster.client.audit.table import OutcomeTable, tabulate
+from muster.client.audit.outcome_table import OutcomeTable, tabulate
 from muster.client.dataset.folder import CARD, SPLITS, DataFolder, DataOrigin, DataPart, PartWriter
 from muster.client.dataset.rows import Accepted, RowMaker, policy_roots
 from muster.client.dataset.selection import Selection
-from muster.client.journal import whole_file
+from muster.client.durable_log import whole_file
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ApiError, EncodingError, NotYet, StorageError
 from muster.protocol.ids import Address, Hash32, RunId

@@ -33,7 +33,7 @@ from pydantic import Field, TypeAdapter
 
 from muster.client.dataset.rows import SCHEMA
 from muster.client.dataset.selection import SelectionSettings, is_test
-from muster.client.journal import whole_file
+from muster.client.durable_log import whole_file
 from muster.lifecycle import sync_path
 from muster.protocol.encoding import canonical_json, keccak, parse_canonical_json
 from muster.protocol.errors import ConfigError, EncodingError, StorageError

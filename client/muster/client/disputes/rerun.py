@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from muster.client.chain_facts import HistoryView
 from muster.client.validator.batches import SlotIndex, claim_in, slot_in, slots_of_records
-from muster.client.validator.checking import Proof
+from muster.client.validator.checking_proofs import Proof
 from muster.client.validator.checks import ClaimedWork, check_claim, check_file, conduct_of
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.judging import Judgement, Rules, outcome_record, unread
@@ -26,7 +26,7 @@ from muster.protocol.messages import OutcomeRecord
 from muster.protocol.rollouts import MAX_FILE_BYTES, Bounds, Rollout
 from muster.protocol.set_aside import NOTHING
 from muster.settings import read_file
-from muster.toploc.history import Conduct
+from muster.toploc.sequential_test import Conduct
 
 if TYPE_CHECKING:
     from muster.api import BatchEntry

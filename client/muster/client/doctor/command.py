@@ -199,8 +199,8 @@ async def _examine_proof(
     relays: tuple[str, ...],
     load: EngineLoader | None,
 ) -> AsyncIterator[Line]:
-    from muster.client.documents import TASK_SETS, read_rules
     from muster.client.preflight import engine_name
+    from muster.client.run_documents import TASK_SETS, read_rules
     from muster.client.tickets import longest_sample
     from muster.protocol.recipe import PromptRecipe
     from muster.shardcast import Fetcher

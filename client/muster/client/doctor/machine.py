@@ -121,7 +121,7 @@ def _engine() -> Line:
 
 
 def _vllm() -> Line:
-    from muster.inference.vllm.process import find_python, require_version, version_at
+    from muster.inference.vllm.launcher import find_python, require_version, version_at
 
     try:
         python = find_python()

@@ -37,7 +37,7 @@ from muster.client.chain_facts import ChainClock, HistoryView
 from muster.client.connections import TRANSACTIONS, EngineFactory, load_engine, make_engine
 from muster.client.disputes.cases import fees_due, penalties_of, ruling_words
 from muster.client.disputes.claims import OVERTAKEN, close_case, fine
-from muster.client.journal import Journal, write_durably
+from muster.client.durable_log import Journal, write_durably
 from muster.client.juror.judging import CaseJudge
 from muster.client.outage import SURVIVED, Steps
 from muster.client.preflight import warn_of_gas

@@ -22,7 +22,7 @@ from muster.api import BatchEntry
 from muster.chain import BatchView, CaseView, RunView
 from muster.client.chain_facts import HistoryView, OutcomePlace, entry_of
 from muster.client.disputes.rerun import Rerun, claim_of, measure_conduct, recompute
-from muster.client.documents import TASK_SETS, read_rules
+from muster.client.run_documents import TASK_SETS, read_rules
 from muster.client.sources import Signer, Sources
 from muster.client.validator.batches import is_misdeclared
 from muster.client.validator.decoding import FileDecoder

@@ -32,7 +32,7 @@ from muster.protocol.recipe import Recipe, SamplingRecipe
 from muster.protocol.rollouts import MAX_FILE_BYTES, MAX_ROWS, Rollout
 from muster.tasks import Graded, Problem, Undecided, verify, verify_all
 from muster.toploc import Calibration
-from muster.toploc.history import MOST_FLIPS, Conduct, Flip, history_of
+from muster.toploc.sequential_test import MOST_FLIPS, Conduct, Flip, history_of
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from muster.client.chain_facts import HistoryView
     from muster.client.validator.batches import Elsewhere
     from muster.client.validator.calls import Windows
-    from muster.client.validator.checking import CheckingStore
+    from muster.client.validator.checking_proofs import CheckingStore
     from muster.client.validator.decoding import FileDecoder
     from muster.client.validator.judging import Rules
     from muster.client.validator.records import ConductStore, EvidenceStore, OutcomeJournal

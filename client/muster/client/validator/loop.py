@@ -32,7 +32,7 @@ from muster.client.validator.batches import (
     slot_of_record,
 )
 from muster.client.validator.calls import ASK_S, CallDuty
-from muster.client.validator.checking import Checked, CheckingDuty, Fingerprints
+from muster.client.validator.checking_proofs import Checked, CheckingDuty, Fingerprints
 from muster.client.validator.checks import ClaimedWork, FailedCheck
 from muster.client.validator.context import ValidatorContext
 from muster.client.validator.judging import MISDECLARED, Judgement, outcome_record

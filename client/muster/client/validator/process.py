@@ -16,14 +16,14 @@ from muster.client.connections import (
     make_engine,
     with_context,
 )
-from muster.client.documents import TASK_SETS, fetch_rules
 from muster.client.preflight import require_fit, warn_of_gas
 from muster.client.quantities import format_tokens
+from muster.client.run_documents import TASK_SETS, fetch_rules
 from muster.client.settings import ValidatorSettings
 from muster.client.stake import FAUCET_CHAIN_ID
 from muster.client.validator.batches import Elsewhere
 from muster.client.validator.calls import ShowingDuty, Windows
-from muster.client.validator.checking import CheckingStore
+from muster.client.validator.checking_proofs import CheckingStore
 from muster.client.validator.context import ValidatorContext
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.judging import Rules

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from muster.client.chain_facts import OutcomePlace
-from muster.client.journal import Journal, write_durably
+from muster.client.durable_log import Journal, write_durably
 from muster.client.validator.checks import (
     ClaimedWork,
     check_history,
@@ -42,7 +42,7 @@ from muster.protocol.messages import (
 )
 from muster.protocol.schedule import batch_seed, place_of_history
 from muster.toploc import Calibration
-from muster.toploc.history import WINDOW, Conduct
+from muster.toploc.sequential_test import WINDOW, Conduct
 
 if TYPE_CHECKING:
     from muster.chain import BatchView, RunView

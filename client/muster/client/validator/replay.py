@@ -20,7 +20,7 @@ from muster.protocol.errors import EngineError, SampleUnfit
 from muster.protocol.recipe import ProofRecipe, Recipe
 from muster.protocol.rollouts import Rollout, sampled_places
 from muster.toploc import ChunkResult, split_proofs
-from muster.toploc.history import MOST_FLIPS, Flip
+from muster.toploc.sequential_test import MOST_FLIPS, Flip
 
 if TYPE_CHECKING:
     from muster.toploc import Calibration, ChunkResult

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from muster.chain import ZERO_ADDRESS, BatchView, Chain, PauseCause, RunView
-from muster.client.journal import write_durably
+from muster.client.durable_log import write_durably
 from muster.client.tickets import KnownPolicy, TicketTerms
 from muster.client.validator.checks import (
     ClaimedWork,

@@ -12,9 +12,9 @@ from typing import Any
 
 from muster.chain import Chain
 from muster.client.connections import EngineFactory, connect, load_engine, make_engine, with_context
-from muster.client.documents import TASK_SETS, fetch_rules
 from muster.client.preflight import coins_of, gas_money, require_fit
 from muster.client.quantities import format_coins, format_tokens
+from muster.client.run_documents import TASK_SETS, fetch_rules
 from muster.client.settings import WorkerSettings
 from muster.client.sources import Sources
 from muster.client.worker.context import Station, WorkerContext

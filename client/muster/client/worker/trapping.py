@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from muster.client.journal import Journal
+from muster.client.durable_log import Journal
 from muster.client.validator.checks import count_strikes
 from muster.client.validator.judging import Rules
 from muster.client.validator.replay import replay_rows

@@ -2,7 +2,7 @@
 
 vLLM mixes `HiddenStates` into its worker class; `LLM.collective_rpc` calls its methods. Everything
 here depends on private names of one version of vLLM, so the version is pinned
-(`muster.inference.vllm.process`).
+(`muster.inference.vllm.launcher`).
 
 Generation captures exactly the rows whose logits tokens are chosen from, one per token, whatever
 the scheduler did: a prompt prefilled in parts or found in the prefix cache, a batch that changes at

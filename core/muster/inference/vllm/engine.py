@@ -31,7 +31,7 @@ from muster.inference.engine import (
 from muster.inference.turns import Weights
 from muster.inference.vllm import frames
 from muster.inference.vllm.frames import ChannelBroken, Frame, PolicyShape, Tokens
-from muster.inference.vllm.process import (
+from muster.inference.vllm.launcher import (
     CHILD,
     END_S,
     EngineProcess,

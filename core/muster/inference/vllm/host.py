@@ -42,7 +42,7 @@ from muster.inference.vllm.frames import (
     samples_of,
     unpack,
 )
-from muster.inference.vllm.process import installed_version, require_version
+from muster.inference.vllm.launcher import installed_version, require_version
 from muster.protocol.errors import EngineError, ProofError
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import ProofRecipe

@@ -21,7 +21,7 @@ from muster.tasks.completions import THOUGHT_END
 from muster.tasks.math.answers import Answer, Scalar, read_answer
 from muster.tasks.math.comparison import Known, Unknown, compare
 from muster.tasks.math.engine import EngineUnavailable, shared_engine
-from muster.tasks.math.limits import refusal
+from muster.tasks.math.parse_limits import refusal
 from muster.tasks.math.spelling import parse_number
 from muster.tasks.problem import Problem
 from muster.tasks.verifier import Grade, Graded, Undecided, Verifier

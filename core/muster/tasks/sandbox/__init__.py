@@ -8,7 +8,7 @@ it, an output cap and a deadline. A self-test attacks the sandbox before the fir
     runner.py    runs inside      per_run.py  user id, control group   seccomp.py  system calls
 """
 
-from muster.tasks.sandbox.limits import Limits as Limits
+from muster.tasks.sandbox.command import Limits as Limits
 from muster.tasks.sandbox.sandbox import (
     Outcome as Outcome,
     Sandbox as Sandbox,

@@ -1,7 +1,8 @@
-"""The command line that starts a program in the sandbox, layer by layer."""
+"""The command line that starts a program in the sandbox, layer by layer, and the limits in it."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -13,8 +14,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from muster.tasks.sandbox.limits import Limits
-
 RUNNER = Path(__file__).with_name("runner.py")
 """Source of the runner."""
 _TMP_BYTES = 16 << 20
@@ -25,6 +24,33 @@ _MOUNT_POINTS = ("/mnt", "/media", "/srv")
 _MOUNT = 'm=$1; p=$2; o=$3; shift 3; "$m" -n -i -t tmpfs -o "$o" tmpfs "$p" || exit 125; exec "$@"'
 # Joins its groups, then executes its other arguments; "--" ends the groups.
 _JOIN = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit 125; shift; done; shift; exec "$@"'
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of one run: all tests of one program."""
+
+    cpu_s: int = 4
+    """CPU time of one test, in whole seconds."""
+    wall_s: float = 10.0
+    """Wall-clock time of one test, in seconds."""
+    total_s: float = 60.0
+    """Wall-clock time of the run, in seconds."""
+    memory_bytes: int = 512 << 20
+    """Address space of one process."""
+    group_bytes: int = 768 << 20
+    """Memory of all processes and files together, if control groups can limit it."""
+    processes: int = 16
+    """Processes and threads at a time."""
+    file_bytes: int = 1 << 20
+    """Size of a file."""
+    output_bytes: int = 1 << 20
+    """Most bytes that one test may write."""
+
+    @property
+    def total_cpu_s(self) -> int:
+        """CPU time of one process of the run."""
+        return max(1, math.ceil(self.total_s))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from muster.tasks.sandbox.command import Tools, sandbox_command
-from muster.tasks.sandbox.limits import Limits
+from muster.tasks.sandbox.command import Limits, Tools, sandbox_command
 from muster.tasks.sandbox.per_run import has_met_limit, memory_group, unused_id
 from muster.tasks.sandbox.seccomp import filter_program
 

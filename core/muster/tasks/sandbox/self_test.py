@@ -13,8 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from muster.tasks.sandbox.command import find_tools
-from muster.tasks.sandbox.limits import Limits
+from muster.tasks.sandbox.command import Limits, find_tools
 from muster.tasks.sandbox.per_run import memory_group
 from muster.tasks.sandbox.sandbox import Sandbox, SandboxJob, SandboxUnavailable
 from muster.tasks.sandbox.seccomp import filter_program

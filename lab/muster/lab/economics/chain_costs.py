@@ -20,7 +20,7 @@ from muster.client.cli.printing import print_facts, print_json, print_table
 from muster.lab.economics.chain_fees import ChainKind, Cost, Fees, Footprint, OpScalars, cost_of
 from muster.lab.economics.detection import commit_of
 from muster.protocol.errors import ConfigError
-from muster.settings.options import find_preset
+from muster.settings.flags import find_preset
 
 if TYPE_CHECKING:
     from muster.protocol.recipe import Recipe

@@ -19,7 +19,7 @@ from muster.client.cli.printing import print_facts, print_json, print_table
 from muster.client.quantities import format_share, format_tokens, parse_tokens
 from muster.lab.economics.chain_costs import chain_cost_options, print_chain_costs
 from muster.protocol.errors import ConfigError
-from muster.settings.options import RECIPE
+from muster.settings.flags import RECIPE
 
 if TYPE_CHECKING:
     from muster.chain import Chain, RunTerms

@@ -23,7 +23,7 @@ from muster.client.cli.printing import print_table
 from muster.lab.endpoints.faults import PROFILES, Faults, PublicEndpoint, play
 from muster.lab.endpoints.proxy import RpcProxy
 from muster.protocol.ids import Address
-from muster.settings.options import RECIPE
+from muster.settings.flags import RECIPE
 
 SEED = 0
 

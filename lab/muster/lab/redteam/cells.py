@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd, sqrt
 
-from muster.inference.plan import ENGINES, VALIDATORS, WORKERS, Way
+from muster.inference.calibration_plan import ENGINES, VALIDATORS, WORKERS, Way
 
 RUNS = (
     ("transformers:float32",),

@@ -19,7 +19,7 @@ from muster.lab.redteam.stage import Stage, Worker, outcome_of
 from muster.lab.redteam.trials import Outcome, Play, Variant
 from muster.protocol.messages import Reason, Verdict
 from muster.toploc.calibration import WideLimits
-from muster.toploc.history import WINDOW, HistoryLimits
+from muster.toploc.sequential_test import WINDOW, HistoryLimits
 
 MARGIN = 0.25
 """The smallest calibrated margin of small models in bfloat16, in logits / T."""

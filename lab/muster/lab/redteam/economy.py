@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from random import Random
 
-from muster.app.demo.network import PARAMETERS
+from muster.app.demo.local_network import PARAMETERS
 from muster.client.validator.checks import conduct_of
 from muster.inference import substitutes
 from muster.lab.redteam.claims import YOUNG
@@ -21,7 +21,7 @@ from muster.orchestrator.leases.shares import free_leases, max_units
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import Address, Hash32, Step, to_address
 from muster.protocol.seeds import problem_indices, ticket_seed
-from muster.toploc.history import Conduct, WorkerHistory
+from muster.toploc.sequential_test import Conduct, WorkerHistory
 
 MINTED = 32
 """Identities that a grinder creates for each one that it keeps."""

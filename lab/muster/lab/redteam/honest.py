@@ -29,12 +29,12 @@ from muster.client.calibration import prompts_of
 from muster.client.tickets import derive
 from muster.inference import Request
 from muster.inference.calibrate import calibrate_model
+from muster.inference.calibration_plan import ENGINES, MeasuringPlan, Profile, Way
 from muster.inference.engine import EngineRoom
 from muster.inference.measuring import Errors, OwnParty, Party
-from muster.inference.plan import ENGINES, MeasuringPlan, Profile, Way
 from muster.inference.transformers_engine import TransformersEngine
 from muster.inference.vllm.engine import VllmEngine
-from muster.inference.vllm.process import find_python
+from muster.inference.vllm.launcher import find_python
 from muster.lab.redteam.cells import (
     ONE_LENGTH,
     RUNS,

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from random import Random
 
-from muster.app.demo.network import PARAMETERS, VALIDATOR_STAKE
-from muster.client.validator.checking import is_checked
+from muster.app.demo.local_network import PARAMETERS, VALIDATOR_STAKE
+from muster.client.validator.checking_proofs import is_checked
 from muster.lab.economics import judges
 from muster.lab.redteam.gain import PPM
 from muster.lab.redteam.stage import NOW, RUN, Stage, Worker

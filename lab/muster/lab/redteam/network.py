@@ -25,7 +25,7 @@ from typing import Any
 
 from muster.app.anvil import Anvil
 from muster.app.demo.adversary import KINDS
-from muster.app.demo.network import FRAUD_PPM, PARAMETERS, PRICE_PER_UNIT
+from muster.app.demo.local_network import FRAUD_PPM, PARAMETERS, PRICE_PER_UNIT
 from muster.chain import (
     BatchView,
     Chain,

@@ -18,7 +18,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from muster.app.demo.network import FRAUD_PPM, PRICE_PER_UNIT, WORKER_STAKE
+from muster.app.demo.local_network import FRAUD_PPM, PRICE_PER_UNIT, WORKER_STAKE
 from muster.client.calibration import prompts_of, read_recipe
 from muster.client.tickets import Assignment, KnownPolicy, TicketTerms, derive
 from muster.client.validator.checks import (
@@ -32,7 +32,7 @@ from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.judging import Judgement, Rules, examine
 from muster.client.worker.generation import build_submission
 from muster.inference.calibrate import calibrate_model
-from muster.inference.plan import MeasuringPlan
+from muster.inference.calibration_plan import MeasuringPlan
 from muster.inference.transformers_engine import TransformersEngine
 from muster.lab.redteam.gain import Terms
 from muster.lab.redteam.trials import Outcome
@@ -42,7 +42,7 @@ from muster.protocol.errors import EncodingError, EngineError
 from muster.protocol.ids import Address, PolicyVersion, RunId, Step, to_address
 from muster.protocol.messages import Reason, Submission, Ticket, Verdict
 from muster.protocol.rollouts import Bounds, Rollout, count_units, decode_rollouts, encode_rollouts
-from muster.settings.options import find_preset
+from muster.settings.flags import find_preset
 from muster.tasks import Graded, Problem, verify
 from muster.tasks.toys import make_sort
 from muster.trainer.base_model import WarmStart, build_base_model

@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 
 from muster.chain import BatchView, CaseView, ChainView, Named, find_named, losses, prefix_of
 from muster.orchestrator.dashboard.figures import Panel, idle, panels
+from muster.orchestrator.dashboard.health import RelayWatch, read_health
 from muster.orchestrator.dashboard.lists import (
     ORDERS,
     STATES,
@@ -26,7 +27,6 @@ from muster.orchestrator.dashboard.lists import (
     rank_workers,
     received_files,
 )
-from muster.orchestrator.dashboard.network import RelayWatch, read_health
 from muster.orchestrator.dashboard.render import ASSETS, CONTENT_SECURITY_POLICY, render
 from muster.orchestrator.dashboard.samples import SampleCache
 from muster.orchestrator.http.errors import failure_response

@@ -10,7 +10,7 @@ from fastapi.responses import FileResponse, PlainTextResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from muster.api.answers import RunDocuments, RunInfo, RunStatus, SignedNetwork
-from muster.api.network import NetworkPage, sign_network
+from muster.api.network_document import NetworkPage, sign_network
 from muster.api.routes import EvaluationBody, MetricsBody
 from muster.orchestrator.dashboard.status import to_json
 from muster.orchestrator.http.errors import refuse

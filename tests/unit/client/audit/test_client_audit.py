@@ -39,14 +39,14 @@ from muster.client.audit.evidence import EvidenceFolders
 from muster.client.audit.ledger import RECORD, Ledger, PackedRecords
 from muster.client.audit.lineage import TrainerLog, read_trainer_log, stream_rows, trace
 from muster.client.audit.observed import Observed, parameters_of
-from muster.client.audit.proving import header_hash, may_hold_logs_of, receipts_root, trie_root
-from muster.client.audit.reexecution import draw
-from muster.client.audit.table import (
+from muster.client.audit.outcome_table import (
     OutcomeTable,
     outcome_leaves,
     submission_leaves,
     tabulate,
 )
+from muster.client.audit.proving import header_hash, may_hold_logs_of, receipts_root, trie_root
+from muster.client.audit.reexecution import draw
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import (
     ConfigError,

@@ -20,7 +20,7 @@ from muster.client.audit.calls import RunCalls, SigningGround, check_statements
 from muster.client.audit.contradictions import Kind
 from muster.client.audit.evidence import EvidenceFolders
 from muster.client.audit.ledger import Ledger
-from muster.client.audit.table import tabulate
+from muster.client.audit.outcome_table import tabulate
 from muster.protocol.eip712 import Domain, address_of, digest, sign
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step, to_address

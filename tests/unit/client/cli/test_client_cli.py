@@ -22,9 +22,9 @@ from muster.client.cli.judges import juror, validator
 from muster.client.cli.keys import wallet
 from muster.client.cli.worker import rewards, worker
 from muster.inference import calibrate as calibrating
+from muster.inference.calibration_plan import MeasuringPlan
 from muster.inference.contributions import Contribution, read_file
 from muster.inference.loading import require_device
-from muster.inference.plan import MeasuringPlan
 from muster.protocol.errors import ConfigError, EngineError, WalletError
 from muster.protocol.ids import to_address
 from muster.toploc import Calibration

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from muster.client.cli.network import network
 from muster.protocol.errors import ConfigError
-from muster.settings.network import NetworkProfile, Profiles, write_profiles
+from muster.settings.profiles import NetworkProfile, Profiles, write_profiles
 
 MAIN = NetworkProfile(chain_id=1, rpc=("https://main",), deployments=Path("/main"))
 

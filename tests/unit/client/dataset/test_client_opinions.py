@@ -18,7 +18,7 @@ from muster.client.dataset.folder import DataFolder
 from muster.client.dataset.opinions import NAME
 from muster.client.dataset.rows import RowMaker, Texts
 from muster.client.dataset.selection import HeldOut, Selection
-from muster.inference.judge import EngineJudge
+from muster.inference.engine_judge import EngineJudge
 from muster.protocol.recipe import ProofRecipe
 from muster.tasks import Problem, TaskSet
 from muster.tasks.judge import judge_prompt, parse_score

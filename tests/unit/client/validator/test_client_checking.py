@@ -27,7 +27,7 @@ from worlds.client_world import (
 )
 
 from muster.api.answers import BatchChecking, CheckingAnswer
-from muster.client.validator.checking import (
+from muster.client.validator.checking_proofs import (
     KEPT_BATCHES,
     Checked,
     CheckingDuty,

@@ -43,7 +43,7 @@ from muster.protocol.rollouts import MAX_FILE_BYTES, MAX_ROWS, Rollout
 from muster.tasks import Graded, TaskSet, Undecided, exact_match, registry
 from muster.toploc import ChunkResult, build_proofs
 from muster.toploc.calibration import WideLimits
-from muster.toploc.history import Conduct
+from muster.toploc.sequential_test import Conduct
 
 TICKET = make_ticket()
 ROWS = make_rollouts(TICKET)

@@ -41,7 +41,7 @@ from muster.protocol.merkle import batch_root
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
 from muster.protocol.rollouts import encode_rollouts
 from muster.toploc.calibration import SamplerLimits
-from muster.toploc.history import HistoryLimits
+from muster.toploc.sequential_test import HistoryLimits
 
 LOOSE = CALIBRATION.model_copy(
     update={

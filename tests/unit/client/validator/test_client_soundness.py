@@ -25,7 +25,7 @@ from worlds.client_world import (
 from worlds.validator_bench import Bench, honest, make_entry
 
 from muster.chain import PauseCause
-from muster.client.validator.checking import CheckingStore
+from muster.client.validator.checking_proofs import CheckingStore
 from muster.client.validator.checks import FailedCheck
 from muster.client.validator.context import ValidatorContext
 from muster.client.validator.soundness import (

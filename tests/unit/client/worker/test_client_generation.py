@@ -24,10 +24,10 @@ from worlds.client_world import (
     make_ticket,
 )
 
-from muster.client import documents
+from muster.client import run_documents
 from muster.client.calibration import prompts_of, read_recipe, read_task_set
-from muster.client.documents import fetch_rules
 from muster.client.outage import Outage
+from muster.client.run_documents import fetch_rules
 from muster.client.tickets import derive
 from muster.client.validator.process import require_consistent
 from muster.client.worker.generation import build_submission
@@ -197,7 +197,7 @@ async def test_another_document_is_refused_whatever_it_says_and_not_kept(
 async def test_documents_are_waited_for_while_the_orchestrator_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "Outage", lambda what: Outage(what, first_s=0.001))
+    monkeypatch.setattr(run_documents, "Outage", lambda what: Outage(what, first_s=0.001))
     assert await fetch_rules(Source(UNREACHABLE, UNREACHABLE), PINNED, tmp_path) == RULES
 
 

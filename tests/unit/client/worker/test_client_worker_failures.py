@@ -30,8 +30,8 @@ from worlds.client_world import (
     make_ticket,
 )
 
-from muster.client import journal as journals
-from muster.client.journal import Journal
+from muster.client import durable_log
+from muster.client.durable_log import Journal
 from muster.client.worker.loop import WorkerLoop
 from muster.inference.engine import Completion, Request
 from muster.protocol.encoding import keccak
@@ -200,7 +200,7 @@ async def test_a_disk_that_refuses_to_sync_signs_nothing(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     desk.orchestrator.tickets.append(make_ticket())
-    monkeypatch.setattr(journals.os, "fsync", full)
+    monkeypatch.setattr(durable_log.os, "fsync", full)
     with pytest.raises(StorageError):
         await desk.loop.work_once()
     assert not desk.orchestrator.uploads

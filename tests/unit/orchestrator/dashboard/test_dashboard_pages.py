@@ -41,8 +41,8 @@ from muster.orchestrator.dashboard.figures import (
     round_levels,
     thin,
 )
+from muster.orchestrator.dashboard.health import MAX_ANSWER_BYTES, RelayWatch
 from muster.orchestrator.dashboard.lists import Wanted, list_submissions
-from muster.orchestrator.dashboard.network import MAX_ANSWER_BYTES, RelayWatch
 from muster.orchestrator.dashboard.render import ago, compact, percent, shorten, tokens, visible
 from muster.orchestrator.dashboard.sample_reader import choose
 from muster.orchestrator.db.query import plain

@@ -24,9 +24,9 @@ from worlds.tiny_shapes import COMMON, GEMMA
 
 from muster.protocol.errors import ConfigError
 from muster.trainer.learn.learner import Learner
+from muster.trainer.learn.memory_plan import MemoryChoices, Planner
 from muster.trainer.learn.packing import TrainingSample
 from muster.trainer.learn.passes import Passes
-from muster.trainer.learn.plan import MemoryChoices, Planner
 
 DENSE = {
     "Qwen2": Qwen2Config(**COMMON),

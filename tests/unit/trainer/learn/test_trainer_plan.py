@@ -19,9 +19,7 @@ from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId, Step
 from muster.protocol.sft import SftRecipe
 from muster.trainer.learn.learner import Learner
-from muster.trainer.learn.packing import TrainingSample
-from muster.trainer.learn.parallel import join
-from muster.trainer.learn.plan import (
+from muster.trainer.learn.memory_plan import (
     PROCESS,
     SAVING,
     MemoryChoices,
@@ -29,6 +27,8 @@ from muster.trainer.learn.plan import (
     Planner,
     plan_memory,
 )
+from muster.trainer.learn.packing import TrainingSample
+from muster.trainer.learn.parallel import join
 from muster.trainer.learn.recompute import Lane, Recompute
 from muster.trainer.learn.rehearsal import Rehearsal
 from muster.trainer.learn.sft_learner import SftLearner
@@ -60,7 +60,7 @@ SMALL = {
 @pytest.fixture(autouse=True)
 def _process_of_a_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plan as in a new trainer: many tests have enlarged this process."""
-    monkeypatch.setattr("muster.trainer.learn.plan._process_bytes", lambda _: 450e6)
+    monkeypatch.setattr("muster.trainer.learn.memory_plan._process_bytes", lambda _: 450e6)
 
 
 def config(**changes: Any) -> Qwen3Config:
@@ -412,9 +412,9 @@ def test_small_micro_batches_come_before_the_host() -> None:
 
 def test_inputs_wait_only_where_the_host_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
     full, host = (of_a_gpu(100.0, recompute=kind).plan() for kind in ("full", "host"))
-    monkeypatch.setattr("muster.trainer.learn.plan._available", lambda *_: host.host)
+    monkeypatch.setattr("muster.trainer.learn.memory_plan._available", lambda *_: host.host)
     assert of_a_gpu(host.peak / 1e9 + 0.001).plan().recompute == "host"
-    monkeypatch.setattr("muster.trainer.learn.plan._available", lambda *_: host.host - 1)
+    monkeypatch.setattr("muster.trainer.learn.memory_plan._available", lambda *_: host.host - 1)
     with pytest.raises(MemoryShort, match="recompute full") as caught:
         of_a_gpu(full.peak / 1e9 - 0.001).plan()
     assert "host" not in str(caught.value.hint)

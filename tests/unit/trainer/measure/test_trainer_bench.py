@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from trainer_fakes import make_recipe
 
 from muster.trainer.cli import trainer_bench
-from muster.trainer.learn.plan import MemoryChoices, MemoryShort, plan_memory
+from muster.trainer.learn.memory_plan import MemoryChoices, MemoryShort, plan_memory
 from muster.trainer.measure.bench import BenchFigures, Load, made_up, measure_step
 from muster.trainer.measure.figures import PHASES
 
@@ -76,7 +76,7 @@ def test_command_reckons_the_recipes_step_from_a_part(tmp_path: Path, model_fold
 def test_what_does_not_fit_is_refused_before_it_is_measured(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("muster.trainer.learn.plan._process_bytes", lambda _: 450e6)
+    monkeypatch.setattr("muster.trainer.learn.memory_plan._process_bytes", lambda _: 450e6)
     choices = MemoryChoices(memory_gb=1000.0, micro_batch_tokens=2048, recompute="none")
     takes = plan_memory(model_folder, make_recipe(), choices).peak
     # One byte is missing, so that the hint's first proposal is enough.

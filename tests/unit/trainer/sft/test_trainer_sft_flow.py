@@ -22,8 +22,8 @@ from muster.protocol.recipe import PromptRecipe
 from muster.protocol.sft import SftRecipe
 from muster.tasks import Undecided
 from muster.tasks.toys import make_sort
+from muster.trainer.learn.memory_plan import MemoryChoices
 from muster.trainer.learn.parallel import Ranks
-from muster.trainer.learn.plan import MemoryChoices
 from muster.trainer.measure import evaluate
 from muster.trainer.sft.flow import FineTuning, fine_tune
 from muster.trainer.sft.job import TuningJob, prepare

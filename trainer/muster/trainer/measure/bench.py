@@ -17,7 +17,7 @@ from muster.protocol.ids import Step
 from muster.protocol.recipe import Recipe
 from muster.protocol.rollouts import Rollout
 from muster.trainer.learn.learner import Learner
-from muster.trainer.learn.plan import PROCESS, SAVING, MemoryChoices, MemoryPlan, plan_memory
+from muster.trainer.learn.memory_plan import PROCESS, SAVING, MemoryChoices, MemoryPlan, plan_memory
 from muster.trainer.measure.figures import PHASES, StepFigures
 from muster.trainer.measure.throughput import measure_peak_flops
 from muster.trainer.publish.policies import BASE, MappedWeights, vocab_size

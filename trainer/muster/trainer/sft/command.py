@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from muster.settings.options import FILE, FOLDER, SectionedCommand
+from muster.settings.flags import FILE, FOLDER, SectionedCommand
 from muster.trainer.options import context_option, dtype_option, memory_options
 
 SECTIONS = {
@@ -63,7 +63,7 @@ def sft(recipe: Path, out: Path, state_dir: Path | None, **options: Any) -> None
     """
     from muster.telemetry import setup_logging
     from muster.trainer.config import load_sft_recipe
-    from muster.trainer.learn.plan import MemoryChoices
+    from muster.trainer.learn.memory_plan import MemoryChoices
     from muster.trainer.sft.flow import fine_tune
     from muster.trainer.sft.job import TuningJob
 

@@ -32,8 +32,8 @@ from muster.protocol.errors import ConfigError, NotYet
 from muster.protocol.ids import PolicyVersion, Step
 from muster.tasks import TaskSet, check_task_set
 from muster.trainer.learn.follow import follow
+from muster.trainer.learn.memory_plan import plan_memory, return_freed_buffers
 from muster.trainer.learn.parallel import ONE_PROCESS, Team, join
-from muster.trainer.learn.plan import plan_memory, return_freed_buffers
 from muster.trainer.learn.sft_learner import SftLearner
 from muster.trainer.measure.evaluate import Evaluator
 from muster.trainer.measure.figures import StepFigures, evaluation_entry

@@ -22,7 +22,7 @@ from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
 from muster.protocol.sft import SftRecipe
 from muster.shardcast import state_hash
 from muster.telemetry import progress
-from muster.trainer.learn.plan import MemoryChoices
+from muster.trainer.learn.memory_plan import MemoryChoices
 from muster.trainer.publish.policies import BASE, PolicyShelf, open_shelf, policy_files
 from muster.trainer.sft.encoding import RowEncoder
 from muster.trainer.sft.lineage import ModelLineage, read_lineage, require_room

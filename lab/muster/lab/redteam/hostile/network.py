@@ -16,11 +16,11 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from muster.app.demo.keys import Cast, cast
-from muster.app.demo.network import POLL_S, Network, NetworkOptions
+from muster.app.demo.local_network import POLL_S, Network, NetworkOptions
 from muster.chain import ChainView, follow
 from muster.lab.redteam.hostile.service import Door, Kind, Service, probe
 from muster.protocol.ids import RunId
-from muster.settings.options import find_preset
+from muster.settings.flags import find_preset
 
 WORKERS, VALIDATORS = 5, 3
 """Numbers of honest workers and validators."""

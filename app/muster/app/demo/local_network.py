@@ -37,7 +37,7 @@ from muster.lifecycle import free_port
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Address, RunId
 from muster.protocol.jury import BENCH
-from muster.settings.network import Devnet, NetworkProfile, Served
+from muster.settings.profiles import Devnet, NetworkProfile, Served
 from muster.wallet import Wallet, save_wallet
 
 ETHER = 10**18

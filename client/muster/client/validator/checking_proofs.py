@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from muster.api import BatchChecking
 from muster.chain import BatchView
-from muster.client.journal import write_durably
+from muster.client.durable_log import write_durably
 from muster.client.outage import serve_forever
 from muster.protocol.checking import (
     Checking,

@@ -20,7 +20,7 @@ from muster.protocol.intervals import at_least, rate_bound, wilson
 from muster.protocol.recipe import ProofRecipe, Recipe
 from muster.toploc.calibration import ChunkLimits, Measurement, SamplerLimits, WideLimits
 from muster.toploc.chunks import DECOYS, ChunkResult
-from muster.toploc.history import HistoryLimits
+from muster.toploc.sequential_test import HistoryLimits
 
 Margins = npt.NDArray[np.float32]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from muster.inference.limits import fraud_strikes
+from muster.inference.calibrated_limits import fraud_strikes
 from muster.protocol.errors import EngineError
 from muster.protocol.prompts import Prompt
 from muster.protocol.recipe import Recipe

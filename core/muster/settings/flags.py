@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from muster.settings import joined
-from muster.settings.network import choose, resolve
+from muster.settings.profiles import choose, resolve
 
 F = TypeVar("F", bound=Callable[..., Any])
 
