@@ -5,7 +5,6 @@ submissions, a few of them cheaters, on the fake chain and in the database.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import math
 import random
@@ -428,8 +427,3 @@ def _no_signals() -> Any:
     import contextlib
 
     return contextlib.nullcontext()
-
-
-def digest_of(path: Path) -> str:
-    """Return a file's SHA-256."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()

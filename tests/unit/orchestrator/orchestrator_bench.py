@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,9 @@ import pytest
 from fastapi import FastAPI
 from orchestrator_fakes import NOW, RUN, Network, submission_for
 
-from muster.api import Lease, OrchestratorApi
+from muster.api import Lease, NoWork, OrchestratorApi
+from muster.api.routes import Signer
+from muster.api.signing import sign_request
 from muster.orchestrator.clock import Backoff, BlockClock
 from muster.orchestrator.db import open_database
 from muster.orchestrator.http.app import create_app
@@ -50,6 +52,15 @@ class Wall:
         return self.time
 
 
+UNLIMITED = {
+    "rate_per_host": 1e6,
+    "rate_per_signer": 1e6,
+    "bytes_per_host": 1e12,
+    "bytes_per_signer": 1e12,
+}
+"""Settings of an orchestrator that slows nobody down."""
+
+
 @dataclass
 class Bench:
     """An orchestrator in process over a fake chain, driven step by step."""
@@ -75,6 +86,45 @@ class Bench:
 
     def validator(self, number: int = 0) -> OrchestratorApi:
         return self.api(self.network.keys.validators[number])
+
+    def signed(
+        self, key: bytes, method: str, path: str, body: bytes = b"", **changes: Any
+    ) -> dict[str, str]:
+        """The headers of a request that an account signs now; `changes` are other signed values."""
+        values: dict[str, Any] = {
+            "domain": self.network.domain,
+            "audience": self.services.audience,
+            "nonce": Hash32(os.urandom(32)),
+            "issued_at": int(self.wall()),
+        }
+        return sign_request(key, method=method, path=path, body=body, **(values | changes))
+
+    def key_of(self, signer: Signer) -> bytes | None:
+        """The key of an account that may sign a route's requests."""
+        keys = self.network.keys
+        return {
+            "nobody": None,
+            "node": keys.nodes[0],
+            "validator": keys.validators[0],
+            "trainer": keys.trainer,
+            "evaluator": keys.trainer,
+            "validator, trainer or juror": keys.trainer,
+        }[signer]
+
+    def http(self) -> httpx.AsyncClient:
+        """A client that signs nothing."""
+        return httpx.AsyncClient(base_url="http://test", transport=httpx.ASGITransport(self.app))
+
+    async def ask(self, number: int = 0) -> Lease | NoWork:
+        """Ask for a ticket as one node."""
+        async with self.node(number) as api:
+            return await api.lease(RUN)
+
+    async def lease(self, number: int = 0) -> Lease:
+        """Get a ticket as one node."""
+        answer = await self.ask(number)
+        assert isinstance(answer, Lease)
+        return answer
 
     async def follow(self) -> None:
         await follow_once(self.services, self.network.chain)
@@ -104,10 +154,9 @@ class Bench:
         self, number: int = 0, body: bytes = b"a file", *, units: int = 20
     ) -> Submission:
         """Lease and upload as one node."""
+        lease = await self.lease(number)
+        submission = submission_for(lease.ticket, body, units=units)
         async with self.node(number) as api:
-            lease = await api.lease(RUN)
-            assert isinstance(lease, Lease)
-            submission = submission_for(lease.ticket, body, units=units)
             await api.submit(submission, self.network.sign_submission(submission, number), body)
         return submission
 
@@ -256,10 +305,15 @@ async def hand_in(
         await api.post_outcomes(batch_id, records, signature)
 
 
-async def refusal(bench: Bench, *arguments: Any, **options: Any) -> tuple[int, str]:
+async def refused(call: Awaitable[object]) -> tuple[int, str]:
+    """Return the status and the code with which a call is refused."""
     with pytest.raises(ApiError) as caught:
-        await hand_in(bench, *arguments, **options)
+        await call
     return caught.value.status, caught.value.code
+
+
+async def refusal(bench: Bench, *arguments: Any, **options: Any) -> tuple[int, str]:
+    return await refused(hand_in(bench, *arguments, **options))
 
 
 async def judged(bench: Bench, verdict: Verdict) -> Submission:

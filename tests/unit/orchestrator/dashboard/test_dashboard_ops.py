@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 import yaml
 from orchestrator_bench import Bench
@@ -110,8 +109,7 @@ def test_scrape_configuration_names_the_rules() -> None:
 
 
 async def scrape(bench: Bench) -> dict[str, float]:
-    transport = httpx.ASGITransport(bench.app)
-    async with httpx.AsyncClient(base_url="http://test", transport=transport) as http:
+    async with bench.http() as http:
         text = (await http.get("/metrics")).text
     lines = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
     return {name: float(value) for name, value in lines}

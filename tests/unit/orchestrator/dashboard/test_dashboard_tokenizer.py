@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
 import orchestrator_bench
 import pytest
 import uvloop
@@ -84,11 +83,6 @@ async def test_version_with_another_root_on_chain_is_not_believed(origin: Origin
     assert await origin.tokenizer(origin.url).find() is None
 
 
-async def test_version_that_the_chain_does_not_know_is_not_believed(origin: Origin) -> None:
-    origin.roots.clear()
-    assert await origin.tokenizer(origin.url).find() is None
-
-
 async def test_damaged_chunk_is_not_believed(origin: Origin, tmp_path: Path) -> None:
     true = (origin.folder / "tokenizer.json").read_bytes()
     (kept,) = [p for p in (tmp_path / "store").rglob("tokenizer.json") if p.read_bytes() == true]
@@ -129,8 +123,7 @@ async def test_page_shows_text_when_the_origin_delivers(origin: Origin, tmp_path
             folder, history.network, origin=origin.url
         ) as bench:
             await store(history, bench)
-            transport = httpx.ASGITransport(bench.app)
-            async with httpx.AsyncClient(base_url="http://test", transport=transport) as http:
+            async with bench.http() as http:
                 page = await http.get(f"/submissions/0x{shown.file_hash.hex()}")
                 pages.append(page.text)
     assert "Prompt (token ids)" in pages[0]

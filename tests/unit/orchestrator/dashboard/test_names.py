@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import orchestrator_bench
 import pytest
 from dashboard_stage import History, store
@@ -155,8 +154,7 @@ async def test_the_search_goes_to_what_is_named_or_says_why_not(
     table = list(_table(history))
     async with orchestrator_bench.open_bench(tmp_path, history.network) as bench:
         await store(history, bench)
-        transport = httpx.ASGITransport(bench.app)
-        async with httpx.AsyncClient(base_url="http://test", transport=transport) as http:
+        async with bench.http() as http:
             for row in table:
                 answer = await http.get("/search", params={"q": row.text})
                 said = answer.headers.get("location") or answer.text

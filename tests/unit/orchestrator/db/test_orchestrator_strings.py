@@ -16,13 +16,13 @@ import httpx
 import psycopg
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
-from orchestrator_bench import PLACES, Bench, open_bench
+from orchestrator_bench import PLACES, UNLIMITED, Bench, open_bench
 from orchestrator_fakes import RUN
 from postgres_server import PostgresServer
 from pydantic import ValidationError
 
 from muster.api.routes import PARAMETERS, ROUTES, HeartbeatBody, Route
-from muster.api.signing import EMPTY_BODY_HASH, SignedHeaders, sign_request
+from muster.api.signing import EMPTY_BODY_HASH, SignedHeaders
 from muster.lab.redteam.hostile.strings import SPOILED, send_spoiled, spoil
 from muster.orchestrator.db import group as group_commit
 from muster.orchestrator.db.group import REST_S, GroupCommit
@@ -32,9 +32,6 @@ from muster.protocol.eip712 import address_of
 from muster.protocol.errors import ApiError, StorageError
 from muster.protocol.ids import Hash32
 
-UNLIMITED = {
-    "rate_per_host": 1e6, "rate_per_signer": 1e6, "bytes_per_host": 1e12, "bytes_per_signer": 1e12,
-}  # fmt: skip
 HEARTBEAT = {"run_id": 1, "policy_version": 0, "state": "idle", "software": "muster 0.1"}
 BAD_VALUES = [1 << 63, "\ud800", "taken"]
 
@@ -54,18 +51,11 @@ def keys_of(bench: Bench) -> dict[str, bytes]:
     }
 
 
-def http_of(bench: Bench) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url="http://test", transport=httpx.ASGITransport(bench.app))
-
-
 async def post(
     bench: Bench, http: httpx.AsyncClient, route: Route, body: bytes, key: bytes
 ) -> httpx.Response:
     path = route.path.format_map(PARAMETERS)
-    signed = sign_request(
-        key, bench.network.domain, bench.services.audience, route.method, path, body,
-        nonce=Hash32(os.urandom(32)), issued_at=int(bench.wall()),
-    )  # fmt: skip
+    signed = bench.signed(key, route.method, path, body)
     return await http.request(route.method, path, content=body, headers=signed)
 
 
@@ -81,7 +71,7 @@ async def beat(bench: Bench, http: httpx.AsyncClient, node: int, **changes: Any)
 
 
 async def test_every_spoiled_message_is_refused(tmp_path: Path) -> None:
-    async with open_bench(tmp_path, **UNLIMITED) as bench, http_of(bench) as http:
+    async with open_bench(tmp_path, **UNLIMITED) as bench, bench.http() as http:
         counts = await send_spoiled(
             http, keys_of(bench), bench.network.domain, bench.services.audience, bench.wall
         )
@@ -95,7 +85,7 @@ async def test_every_spoiled_message_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["a b", "é", "漢字", "\U0001f600", "\N{NO-BREAK SPACE}"])
 async def test_what_people_write_is_kept(bench: Bench, text: str) -> None:
-    async with http_of(bench) as http:
+    async with bench.http() as http:
         assert await beat(bench, http, 0, software=text) == 200
     await bench.services.heartbeats.load()
     [heard] = bench.services.heartbeats.latest.values()
@@ -133,7 +123,7 @@ def bodies(draw: st.DrawFn) -> tuple[Route, Any]:
 
 
 async def test_no_message_makes_a_data_error(tmp_path: Path) -> None:
-    async with open_bench(tmp_path, **UNLIMITED) as bench, http_of(bench) as http:
+    async with open_bench(tmp_path, **UNLIMITED) as bench, bench.http() as http:
         keys, loop, codes = keys_of(bench), asyncio.get_running_loop(), set()
         await bench.upload(0)
         await bench.commit()
@@ -286,7 +276,7 @@ def postgres_place(tmp_path: Path, postgres: PostgresServer) -> str:
 @pytest.mark.sqlite_only
 @pytest.mark.usefixtures("postgres_place")
 async def test_honest_are_all_served_while_rows_are_refused(tmp_path: Path) -> None:
-    async with open_bench(tmp_path, **UNLIMITED) as bench, http_of(bench) as http:
+    async with open_bench(tmp_path, **UNLIMITED) as bench, bench.http() as http:
         served, refused, is_over, hostile = [], [], False, 0
 
         async def honest(node: int) -> None:
@@ -327,7 +317,7 @@ async def test_row_that_somebody_holds_makes_only_its_own_node_wait(
 ) -> None:
     async with (
         open_bench(tmp_path) as bench,
-        http_of(bench) as http,
+        bench.http() as http,
         await psycopg.AsyncConnection.connect(postgres_place) as hung,
     ):
         assert await asyncio.gather(*(beat(bench, http, node) for node in range(3))) == [200] * 3

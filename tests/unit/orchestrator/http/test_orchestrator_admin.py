@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from click.testing import CliRunner
 from orchestrator_bench import Bench, client, served
@@ -103,8 +102,7 @@ async def test_nothing_of_it_is_in_the_public_application(bench: Bench) -> None:
     assert OrchestratorSettings(run=1, keystore=Path("k")).admin_socket is None
     admin = create_admin_app(bench.services).openapi()["paths"]
     assert len(admin) == 7
-    transport = httpx.ASGITransport(bench.app)
-    async with httpx.AsyncClient(base_url="http://test", transport=transport) as http:
+    async with bench.http() as http:
         for path, methods in admin.items():
             for method in methods:
                 answer = await http.request(method, path.replace("{node}", "0x" + "11" * 20))

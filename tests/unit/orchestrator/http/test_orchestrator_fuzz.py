@@ -7,7 +7,6 @@ Every answer must be as the document says, and every error must have the one for
 from __future__ import annotations
 
 import asyncio
-import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,12 @@ import pytest
 import requests
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
-from orchestrator_bench import Bench, served
+from orchestrator_bench import UNLIMITED, Bench, served
 from schemathesis.generation import GenerationMode
 
 from muster.api.answers import ErrorAnswer
 from muster.api.routes import PARQUET, ROUTES, Signer
-from muster.api.signing import sign_request
 from muster.protocol.encoding import hex0x
-from muster.protocol.ids import Hash32
 
 ENDLESS = {"/v1/events"}
 """Answers that do not end are tested in test_orchestrator_server.py."""
@@ -44,30 +41,14 @@ class Signed(requests.auth.AuthBase):
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         body = request.body or b""
         request.headers.update(
-            sign_request(
+            self._bench.signed(
                 self._key,
-                self._bench.network.domain,
-                self._bench.services.audience,
                 str(request.method),
                 request.path_url,
                 body.encode() if isinstance(body, str) else body,
-                nonce=Hash32(os.urandom(32)),
-                issued_at=int(self._bench.wall()),
             )
         )
         return request
-
-
-def key_for(bench: Bench, signer: Signer) -> bytes | None:
-    keys = bench.network.keys
-    return {
-        "nobody": None,
-        "node": keys.nodes[0],
-        "validator": keys.validators[0],
-        "trainer": keys.trainer,
-        "evaluator": keys.trainer,
-        "validator, trainer or juror": keys.trainer,
-    }[signer]
 
 
 def aim(case: Any, known: dict[str, Any]) -> None:
@@ -91,7 +72,7 @@ def fuzz(bench: Bench, url: str, examples: int, known: dict[str, Any]) -> int:
 def fuzz_operation(
     bench: Bench, operation: Any, session: requests.Session, examples: int, known: dict[str, Any]
 ) -> int:
-    key = key_for(bench, SIGNERS[operation.method.upper(), operation.path])
+    key = bench.key_of(SIGNERS[operation.method.upper(), operation.path])
     accepted = 0
 
     @settings(
@@ -137,13 +118,7 @@ def fuzz_operation(
 @pytest.mark.sqlite_only
 @pytest.mark.parametrize("examples", [15, pytest.param(1000, marks=pytest.mark.slow)])
 async def test_no_request_makes_the_server_fail(tmp_path: Path, examples: int) -> None:
-    limits = {
-        "rate_per_host": 1e6,
-        "rate_per_signer": 1e6,
-        "bytes_per_host": 1e12,
-        "bytes_per_signer": 1e12,
-    }
-    async with served(tmp_path, patience_s=3600, **limits) as (bench, url):
+    async with served(tmp_path, patience_s=3600, **UNLIMITED) as (bench, url):
         submission = await bench.upload(0)
         known = {
             "run_id": 1,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
+from typing import Any
 
-import httpx
 import pytest
 from orchestrator_bench import Bench, delete_database, open_bench
 from orchestrator_fakes import NOW, Network
 
-from muster.api.signing import EMPTY_BODY_HASH, NONCE_LIFE_S, SignedHeaders, sign_request
+from muster.api.signing import EMPTY_BODY_HASH, NONCE_LIFE_S, SignedHeaders
 from muster.orchestrator.db.query import plain
 from muster.orchestrator.db.sqlite import SqliteDatabase
 from muster.orchestrator.http.signers import NonceStore
@@ -23,24 +23,14 @@ BODY = b'{"run_id":1,"policy_version":0,"state":"idle","software":"muster 0.1"}'
 NONCES = plain("SELECT count(*) FROM nonces")
 
 
-def beat(bench: Bench, *, nonce: bytes = b"\x01" * 32, **changes: object) -> dict[str, str]:
-    arguments: dict[str, object] = {
-        "key": bench.network.keys.nodes[0],
-        "domain": bench.network.domain,
-        "audience": bench.services.audience,
-        "method": "POST",
-        "path": "/v1/heartbeat",
-        "body": BODY,
-        "nonce": Hash32(nonce),
-        "issued_at": NOW,
-    }
-    return sign_request(**(arguments | changes))  # type: ignore[arg-type]
+def beat(bench: Bench, *, nonce: bytes = b"\x01" * 32, **changes: Any) -> dict[str, str]:
+    values = {"body": BODY, "nonce": Hash32(nonce), "issued_at": NOW} | changes
+    return bench.signed(bench.network.keys.nodes[0], "POST", "/v1/heartbeat", **values)
 
 
 async def send(bench: Bench, headers: dict[str, str], body: bytes = BODY) -> str:
     """The code of the refusal, or `ok`."""
-    transport = httpx.ASGITransport(bench.app)
-    async with httpx.AsyncClient(base_url="http://test", transport=transport) as http:
+    async with bench.http() as http:
         response = await http.post("/v1/heartbeat", content=body, headers=headers)
     return "ok" if response.status_code == 200 else str(response.json()["error"]["code"])
 

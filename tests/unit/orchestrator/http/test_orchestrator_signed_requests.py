@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
 import pytest
 from orchestrator_bench import Bench
 from orchestrator_fakes import RUN
@@ -26,7 +25,6 @@ from muster.api.signing import (
     REQUEST_FUTURE_S,
     REQUEST_VALIDITY_S,
     SIGNATURE_HEADER,
-    sign_request,
 )
 from muster.orchestrator.db.query import plain
 from muster.protocol.eip712 import Domain, address_of
@@ -147,23 +145,20 @@ def signed_by(bench: Bench, nonce: bytes, **changes: Any) -> Headers:
     domain = bench.network.domain
     values = {
         "key": bench.network.keys.nodes[0],
-        "audience": bench.services.audience,
         "method": "POST",
         "path": PATH,
         "body": BODY,
         "nonce": Hash32(nonce),
-        "issued_at": int(bench.wall()),
         "domain": Domain(
             changes.pop("chain_id", domain.chain_id),
             changes.pop("ledger", domain.verifying_contract),
         ),
     }
-    return sign_request(**(values | changes))
+    return bench.signed(**(values | changes))
 
 
 async def send(bench: Bench, headers: Headers, body: bytes = BODY) -> tuple[int, str]:
-    transport = httpx.ASGITransport(bench.app)
-    async with httpx.AsyncClient(base_url="http://test", transport=transport) as http:
+    async with bench.http() as http:
         answer = await http.post(PATH, content=body, headers=headers)
     return answer.status_code, "" if answer.is_success else answer.json()["error"]["code"]
 

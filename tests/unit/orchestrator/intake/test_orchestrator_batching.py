@@ -6,7 +6,6 @@ import pytest
 from orchestrator_bench import Bench, delete_database, open_bench
 from orchestrator_fakes import RUN, Network, submission_for
 
-from muster.api import Lease
 from muster.chain import LeasedWork
 from muster.orchestrator.db.query import Rows, Statement, plain
 from muster.orchestrator.db.statements import SubmissionRow, latest_submissions
@@ -59,11 +58,6 @@ async def test_a_batch_is_what_validators_check_in_half_the_deadline_at_the_spee
         while await bench.commit():
             pass
         assert [count for _, count, _ in bench.network.chain.ledger.committed[1:]] == counts
-
-
-async def test_nothing_is_committed_when_nothing_waits(bench: Bench) -> None:
-    assert await bench.commit() is False
-    assert bench.network.chain.ledger.committed == []
 
 
 @pytest.mark.parametrize(
@@ -285,14 +279,13 @@ async def test_submission_is_not_committed_again_when_its_worker_did_so_itself(
 async def test_direct_batch_is_served_as_the_chain_has_it_and_takes_its_file_late(
     bench: Bench,
 ) -> None:
+    lease = await bench.lease()
+    submission = submission_for(lease.ticket, b"rows")
+    signature = bench.network.sign_submission(submission)
+    work = LeasedWork(submission, signature, lease.ticket, lease.signature)
+    bench.network.chain.ledger.submit_direct(work)
+    await bench.follow()
     async with bench.node() as api:
-        lease = await api.lease(RUN)
-        assert isinstance(lease, Lease)
-        submission = submission_for(lease.ticket, b"rows")
-        signature = bench.network.sign_submission(submission)
-        work = LeasedWork(submission, signature, lease.ticket, lease.signature)
-        bench.network.chain.ledger.submit_direct(work)
-        await bench.follow()
         (entry,) = (await api.batch(1)).submissions
         assert (entry.submission, entry.signature) == (submission, signature)
         assert (entry.ticket, entry.ticket_signature) == (lease.ticket, lease.signature)

@@ -7,27 +7,23 @@ from typing import Any
 
 import httpx
 import pytest
-from orchestrator_bench import Bench
-from orchestrator_fakes import RUN, submission_for
+from orchestrator_bench import Bench, refused
+from orchestrator_fakes import submission_for
 
-from muster.api import Lease
 from muster.api.routes import MAX_FILE_BYTES
-from muster.api.signing import SUBMISSION_HEADER, SUBMISSION_SIGNATURE_HEADER, sign_request
+from muster.api.signing import SUBMISSION_HEADER, SUBMISSION_SIGNATURE_HEADER
 from muster.chain import WorkerStatus
 from muster.orchestrator.db.query import plain
-from muster.protocol.encoding import canonical_json, file_hash, hex0x
+from muster.protocol.encoding import canonical_json, hex0x
 from muster.protocol.errors import ApiError
-from muster.protocol.ids import Hash32, PolicyVersion, RunId
+from muster.protocol.ids import PolicyVersion, RunId
 from muster.protocol.messages import Submission
 
 BODY = b"a file of rollouts"
 
 
 async def lease(bench: Bench, node: int = 0) -> Submission:
-    async with bench.node(node) as api:
-        answer = await api.lease(RUN)
-    assert isinstance(answer, Lease)
-    return submission_for(answer.ticket, BODY)
+    return submission_for((await bench.lease(node)).ticket, BODY)
 
 
 async def send(
@@ -39,9 +35,7 @@ async def send(
 
 
 async def refusal(bench: Bench, submission: Submission, **arguments: Any) -> tuple[int, str]:
-    with pytest.raises(ApiError) as caught:
-        await send(bench, submission, **arguments)
-    return caught.value.status, caught.value.code
+    return await refused(send(bench, submission, **arguments))
 
 
 def leftovers(bench: Bench) -> list[str]:
@@ -75,25 +69,6 @@ async def test_upload_is_harmless_when_repeated_at_the_same_moment(bench: Bench)
     await bench.commit()
     assert [count for _, count, _ in bench.network.chain.ledger.committed] == [1]
     assert leftovers(bench) == []
-
-
-async def test_one_file_wins_when_two_race_for_a_slot(bench: Bench) -> None:
-    first = await lease(bench)
-    second = replace(first, file_hash=file_hash(b"other"))
-    results = await asyncio.gather(
-        send(bench, first), send(bench, second, b"other"), return_exceptions=True
-    )
-    errors = [r for r in results if isinstance(r, ApiError)]
-    assert [e.code for e in errors] == ["slot_taken"]
-    await bench.commit()
-    assert [count for _, count, _ in bench.network.chain.ledger.committed] == [1]
-
-
-async def test_upload_is_refused_when_the_slot_has_another_file(bench: Bench) -> None:
-    submission = await lease(bench)
-    await send(bench, submission)
-    other = replace(submission, file_hash=file_hash(b"other"))
-    assert await refusal(bench, other, body=b"other") == (409, "slot_taken")
 
 
 async def test_upload_is_refused_when_another_slot_has_the_file(bench: Bench) -> None:
@@ -183,20 +158,11 @@ async def raw_put(
 ) -> httpx.Response:
     """PUT with full control: the request is signed for the submission's file hash."""
     path = path or f"/v1/submissions/{submission.run_id}/{submission.step}/{submission.index}"
-    signed = sign_request(
-        bench.network.keys.nodes[0],
-        bench.network.domain,
-        bench.services.audience,
-        "PUT",
-        path,
-        body_hash=submission.file_hash,
-        nonce=Hash32(__import__("os").urandom(32)),
-        issued_at=int(bench.wall()),
-    )
+    node = bench.network.keys.nodes[0]
+    signed = bench.signed(node, "PUT", path, body_hash=submission.file_hash)
     signed[SUBMISSION_HEADER] = canonical_json(submission.to_json()).decode()
     signed[SUBMISSION_SIGNATURE_HEADER] = hex0x(bench.network.sign_submission(submission))
-    transport = httpx.ASGITransport(bench.app)
-    async with httpx.AsyncClient(base_url="http://test", transport=transport) as http:
+    async with bench.http() as http:
         return await http.put(path, content=content, headers=signed | (headers or {}))
 
 
@@ -246,12 +212,7 @@ async def test_upload_is_refused_when_the_claim_does_not_parse(bench: Bench, val
 
 
 async def test_uploads_that_come_together_are_decided_one_by_one(bench: Bench) -> None:
-    leases = []
-    for number in range(3):
-        async with bench.node(number) as api:
-            lease = await api.lease(RUN)
-            assert isinstance(lease, Lease)
-            leases.append(lease)
+    leases = [await bench.lease(number) for number in range(3)]
 
     async def submit(number: int, body: bytes) -> str:
         submission = submission_for(leases[number].ticket, body)

@@ -7,7 +7,7 @@ import pytest
 from orchestrator_bench import Bench, delete_database, open_bench
 from orchestrator_fakes import RUN, Network
 
-from muster.api import Lease, NoWork
+from muster.api import NoWork
 from muster.api.client import ATTEMPTS
 from muster.orchestrator.db.query import plain
 from muster.orchestrator.intake.files import StoredBatch
@@ -15,7 +15,6 @@ from muster.protocol.encoding import keccak
 from muster.protocol.errors import StorageError
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.merkle import batch_root
-from muster.protocol.messages import Ticket, Verdict
 from muster.protocol.recipe import TrainingRecipe
 
 WIDE = TrainingRecipe(submissions_per_step=100)
@@ -189,32 +188,17 @@ async def test_lease_that_a_reorganisation_made_void_is_replaced(
 ) -> None:
     network, version = Network(), PolicyVersion(0)
 
-    async def leased(bench: Bench) -> Ticket:
-        async with bench.node() as api:
-            lease = await api.lease(RUN)
-        assert isinstance(lease, Lease)
-        return lease.ticket
-
     async with open_bench(tmp_path, network) as bench:
-        void = await leased(bench)
-        assert await leased(bench) == void
+        void = (await bench.lease()).ticket
+        assert (await bench.lease()).ticket == void
         published = replace(network.run.checkpoints[version], beacon=keccak(b"another block"))
         network.run.checkpoints[version] = published
         if not restarts:
             network.chain.rewind_next = network.chain.emit.block
             await bench.follow()
-            fresh = await leased(bench)
+            fresh = (await bench.lease()).ticket
     if restarts:
         async with open_bench(tmp_path, network) as bench:
-            fresh = await leased(bench)
+            fresh = (await bench.lease()).ticket
     assert fresh.beacon == published.beacon != void.beacon
     assert (fresh.step, fresh.index) != (void.step, void.index)
-
-
-async def test_verdicts_come_from_the_chain_when_the_database_is_deleted(tmp_path: Path) -> None:
-    network = Network()
-    async with open_bench(tmp_path, network) as bench:
-        submission = await bench.run_through()
-    delete_database(tmp_path)
-    async with open_bench(tmp_path, network, start_s=1) as bench, bench.api() as api:
-        assert (await api.submission_state(submission.file_hash)).verdict is Verdict.ACCEPTED

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from eth_account import Account
 from hypothesis import given, strategies as st
-from orchestrator_bench import open_bench
+from orchestrator_bench import open_bench, refused
 from orchestrator_fakes import Network
 
 from muster.orchestrator.clock import Backoff, BlockClock, wait_for
@@ -20,7 +20,7 @@ from muster.orchestrator.intake.files import FileStore
 from muster.orchestrator.process import load_documents
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import file_hash
-from muster.protocol.errors import ApiError, ConfigError, StorageError
+from muster.protocol.errors import ConfigError, StorageError
 
 
 class Ticking:
@@ -142,9 +142,7 @@ async def test_full_disk_is_a_refusal_the_worker_can_act_on(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(ApiError) as caught:
-        await files.receive(chunks(b"data"), max_bytes=10)
-    assert (caught.value.status, caught.value.code) == (507, "storage_failed")
+    assert await refused(files.receive(chunks(b"data"), max_bytes=10)) == (507, "storage_failed")
     assert list(tmp_path.glob("*.part")) == []
 
 

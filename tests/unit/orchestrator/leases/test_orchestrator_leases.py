@@ -25,8 +25,7 @@ NOTHING = WorkerRows(unfilled=[], waiting_units=0, slots={}, past=[], reports=[]
 
 
 async def ticket(bench: Bench, node: int = 0) -> Ticket | None:
-    async with bench.node(node) as api:
-        answer = await api.lease(RUN)
+    answer = await bench.ask(node)
     return answer.ticket if isinstance(answer, Lease) else None
 
 
@@ -110,9 +109,7 @@ async def test_capacity_is_the_same_rule_on_a_hand_counted_case() -> None:
 
 
 async def test_ticket_is_signed_and_anchored_in_the_newest_policy(bench: Bench) -> None:
-    async with bench.node() as api:
-        lease = await api.lease(RUN)
-    assert isinstance(lease, Lease)
+    lease = await bench.lease()
     checkpoint = bench.network.run.checkpoints[bench.network.run.latest_version]
     assert lease.ticket == Ticket(
         run_id=RUN,
@@ -147,10 +144,6 @@ async def test_a_ticket_names_the_version_that_a_node_holds_if_its_step_may_trai
         for held in (None, 0, 1, 3, 4, 1 << 40):
             version = None if held is None else PolicyVersion(held)
             assert bench.services.leases._checkpoint(version, Step(4)).version == 3
-
-
-async def test_open_ticket_is_given_again_when_asked_again(bench: Bench) -> None:
-    assert await ticket(bench) == await ticket(bench)
 
 
 async def test_open_ticket_is_given_again_when_a_new_policy_is_out(bench: Bench) -> None:

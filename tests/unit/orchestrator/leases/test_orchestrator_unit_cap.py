@@ -33,11 +33,6 @@ def cover(bench: Bench, units: int) -> None:
     bench.network.worker(0).stake.active_wei = units * STAKE_PER_UNIT + STAKE_PER_UNIT - 1
 
 
-async def ask(bench: Bench) -> Lease | NoWork:
-    async with bench.node() as api:
-        return await api.lease(RUN)
-
-
 async def in_flight(bench: Bench, *, lapses: bool = False) -> int:
     leases, worker = bench.services.leases, bench.network.worker(0)
     snapshot = await leases.read_snapshot(bench.services.database, [worker])
@@ -74,9 +69,9 @@ def test_submission_is_worth_every_token_of_every_sample_at_most() -> None:
 
 async def test_lease_is_given_at_the_boundary_and_withheld_below(bench: Bench) -> None:
     cover(bench, MAX_UNITS - 1)
-    assert await ask(bench) == UNCOVERED
+    assert await bench.ask() == UNCOVERED
     cover(bench, MAX_UNITS)
-    assert isinstance(await ask(bench), Lease)
+    assert isinstance(await bench.ask(), Lease)
     assert await in_flight(bench) == MAX_UNITS
 
 
@@ -84,17 +79,17 @@ async def test_units_stay_in_flight_from_lease_to_final(bench: Bench) -> None:
     cover(bench, UNITS + MAX_UNITS - 1)
     submission = await bench.upload(0)
     assert await in_flight(bench) == UNITS
-    assert await ask(bench) == UNCOVERED
+    assert await bench.ask() == UNCOVERED
     await bench.commit()
     assert await in_flight(bench) == UNITS
     await bench.judge(1, [submission])
     await bench.record()
     assert await in_flight(bench) == UNITS
     bench.set_chain_time(NOW + 99)
-    assert await ask(bench) == UNCOVERED
+    assert await bench.ask() == UNCOVERED
     bench.set_chain_time(NOW + 100)
     assert await in_flight(bench) == 0
-    assert isinstance(await ask(bench), Lease)
+    assert isinstance(await bench.ask(), Lease)
 
 
 async def test_unjudged_units_are_free_once_nobody_can_appeal(bench: Bench) -> None:
@@ -109,8 +104,7 @@ async def test_unjudged_units_are_free_once_nobody_can_appeal(bench: Bench) -> N
 async def test_expired_lease_counts_until_its_upload_can_be_committed_no_more(
     bench: Bench,
 ) -> None:
-    lease = await ask(bench)
-    assert isinstance(lease, Lease)
+    lease = await bench.lease()
     bench.set_chain_time(lease.ticket.deadline + 60)
     assert await in_flight(bench) == MAX_UNITS
     bench.set_chain_time(lease.ticket.deadline + 61)
@@ -171,11 +165,11 @@ async def test_unfunded_batch_pauses_leases_until_it_can_be_paid(
     assert len(warnings) == 1
     assert "muster run fund" in warnings[0].hint  # type: ignore[attr-defined]
     assert bench.services.status.phase() == "waiting for funds"
-    assert await ask(bench) == NoWork(retry_after_s=1.0, reason="unfunded")
+    assert await bench.ask() == NoWork(retry_after_s=1.0, reason="unfunded")
     the_batch(bench).not_before = 0.0
     assert await bench.commit()
     assert bench.services.status.phase() == "collecting"
-    assert isinstance(await ask(bench), Lease)
+    assert isinstance(await bench.ask(), Lease)
 
 
 def the_batch(bench: Bench) -> Composition:
@@ -187,4 +181,4 @@ async def test_other_refusals_of_a_commitment_pause_no_leases(bench: Bench) -> N
     await bench.upload(0)
     bench.network.chain.ledger.fail_next = ContractRevert("LedgerPaused", (RUN,))
     assert not await bench.commit()
-    assert isinstance(await ask(bench), Lease)
+    assert isinstance(await bench.ask(), Lease)

@@ -4,7 +4,6 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import httpx
 import pytest
 from orchestrator_bench import Bench, open_bench
 from orchestrator_fakes import ACCEPTED, RUN, Network
@@ -109,9 +108,7 @@ async def test_evidence_is_what_the_chain_has_the_hash_of_and_anybody_gets_it(
     submissions = await judged(bench, TOPLOC, TOPLOC, TOPLOC)
     await bench.guard()
     (found,) = bench.services.projection.run.pauses
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(bench.app), base_url="http://orchestrator.test"
-    ) as client:
+    async with bench.http() as client:
         answer = await client.get(f"/v1/documents/{hex0x(found.evidence_hash)}")
     assert keccak(answer.content) == found.evidence_hash
     said = json.loads(answer.content)
@@ -233,9 +230,7 @@ async def test_status_page_and_metrics_show_the_pause(bench: Bench) -> None:
     status = await bench.services.status.build()
     assert status.slashing_paused_until == bench.services.projection.run.slashing_paused_until
     assert status.slashing_paused_for == "CorrelatedFailures: toploc_mismatch"
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(bench.app), base_url="http://orchestrator.test"
-    ) as client:
+    async with bench.http() as client:
         page, metrics = (await client.get("/")).text, (await client.get("/metrics")).text
     assert "Slashing is paused" in page
     assert bench.services.projection.run.pauses[0].tx_hash in page

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from orchestrator_bench import Bench
+from orchestrator_bench import Bench, refused
 from orchestrator_fakes import RUN
 
 from muster.api.answers import Watched
@@ -19,7 +19,6 @@ from muster.protocol.checking import (
 )
 from muster.protocol.eip712 import address_of, digest, sign
 from muster.protocol.encoding import keccak
-from muster.protocol.errors import ApiError
 from muster.protocol.ids import Hash32
 
 FINGERPRINTS = [b"\1" * 32]
@@ -62,9 +61,7 @@ async def judged(bench: Bench) -> None:
 
 
 async def code_of(call: Any) -> str:
-    with pytest.raises(ApiError) as caught:
-        await call
-    return caught.value.code
+    return (await refused(call))[1]
 
 
 async def test_fingerprints_come_to_light_after_the_outcomes(bench: Bench) -> None:

@@ -11,17 +11,14 @@ import re
 from pathlib import Path
 from random import Random
 
-import httpx
 import pytest
 from orchestrator_bench import Bench, open_bench
 from orchestrator_fakes import Network
 
 from muster.api.routes import ROUTES
-from muster.api.signing import sign_request
 from muster.protocol.checking import Checking, fingerprints_hash
 from muster.protocol.eip712 import digest, sign
 from muster.protocol.encoding import hex0x, keccak
-from muster.protocol.ids import Hash32
 from muster.protocol.messages import Reason, Submission, Verdict
 
 PAGES = (
@@ -34,12 +31,8 @@ OF_THE_PROCESS = re.compile(r"^(process|python)_|_seconds|_total|_created|^#", r
 
 async def ask(bench: Bench, key: bytes, path: str) -> str:
     """The answer to a validator, without the fields about this process."""
-    signed = sign_request(
-        key, bench.network.domain, bench.services.audience, "GET", path,
-        nonce=Hash32(os.urandom(32)), issued_at=int(bench.wall()),
-    )  # fmt: skip
-    transport = httpx.ASGITransport(bench.app)
-    async with httpx.AsyncClient(base_url="http://test", transport=transport) as http:
+    signed = bench.signed(key, "GET", path)
+    async with bench.http() as http:
         answer = await http.get(path, headers=signed)
     if path != "/metrics":
         return f"{answer.status_code} {answer.text}"

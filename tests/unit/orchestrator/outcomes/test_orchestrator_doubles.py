@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from orchestrator_bench import Bench, committed, delete_database, hand_in, open_bench, refusal
+from orchestrator_bench import (
+    Bench,
+    committed,
+    delete_database,
+    hand_in,
+    open_bench,
+    refusal,
+    refused,
+)
 from orchestrator_fakes import RUN, Network, slot_tag
 
 from muster.chain import Offence
@@ -191,9 +199,9 @@ async def double_upload(bench: Bench, **changes: Any) -> tuple[Submission, Submi
     submission = await bench.upload()
     other = replace(submission, **changes)
     async with bench.node() as api:
-        with pytest.raises(ApiError) as caught:
-            await api.submit(other, bench.network.sign_submission(other), b"another file")
-    assert (caught.value.status, caught.value.code) == (409, "slot_taken")
+        assert await refused(
+            api.submit(other, bench.network.sign_submission(other), b"another file")
+        ) == (409, "slot_taken")
     return submission, other
 
 

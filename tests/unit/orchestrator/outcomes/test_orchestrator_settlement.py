@@ -33,12 +33,6 @@ async def test_fraud_is_executed_with_a_proof_that_holds(bench: Bench) -> None:
         )
 
 
-async def test_nothing_is_executed_when_nothing_is_fraud(bench: Bench) -> None:
-    await judged(bench, Verdict.REJECTED)
-    await bench.settle()
-    assert bench.network.chain.ledger.executed == []
-
-
 @pytest.mark.parametrize("error", [ContractRevert("LedgerNotFraud"), ChainUnreachable("no answer")])
 async def test_execution_is_tried_again_when_it_fails(bench: Bench, error: Exception) -> None:
     await judged(bench, Verdict.FRAUD)
@@ -59,16 +53,6 @@ def pause(bench: Bench, lasts: int) -> int:
     return until
 
 
-async def test_nothing_is_executed_in_a_pause_and_everything_after_it(bench: Bench) -> None:
-    await judged(bench, Verdict.FRAUD)
-    until = pause(bench, 10**6)
-    await bench.settle()
-    assert bench.network.chain.ledger.executed == []
-    bench.set_chain_time(until)
-    await bench.settle()
-    assert len(bench.network.chain.ledger.executed) == 1
-
-
 async def test_escrow_waits_for_the_window_that_a_pause_prolonged(bench: Bench) -> None:
     await judged(bench, Verdict.FRAUD)
     await bench.settle()
@@ -80,14 +64,6 @@ async def test_escrow_waits_for_the_window_that_a_pause_prolonged(bench: Bench) 
     bench.set_chain_time(until + window)
     await bench.settle()
     assert len(bench.network.chain.ledger.finalised) == 1
-
-
-async def test_overturned_fraud_is_not_executed(bench: Bench) -> None:
-    await judged(bench, Verdict.FRAUD)
-    case = bench.network.open_case(1, 0, ACCEPTED)
-    bench.network.close_case(case, ACCEPTED)
-    await bench.settle()
-    assert bench.network.chain.ledger.executed == []
 
 
 async def test_fraud_that_the_court_found_is_executed(bench: Bench) -> None:
