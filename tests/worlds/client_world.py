@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from muster.api import BatchEntry
 from muster.client.tickets import KnownPolicy, TicketTerms
 from muster.client.validator.checks import ClaimedWork
 from muster.client.validator.judging import Rules
@@ -139,6 +141,20 @@ def make_submission(ticket: Ticket, rows: list[Rollout], **changes: object) -> S
         "units": count_units(rows, RECIPE.sampling.max_new_tokens),
     }
     return Submission(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def make_entry(
+    ticket: Ticket, submission: Submission, /, key: bytes = NODE_KEY, **changes: Any
+) -> BatchEntry:
+    """Return a submission as an orchestrator shows it, with everything that proves it."""
+    values: dict[str, Any] = {
+        "submission": submission,
+        "signature": sign_submission(submission, key),
+        "ticket": ticket,
+        "ticket_signature": sign_ticket(ticket),
+        "received_at": ticket.deadline,
+    }
+    return BatchEntry(**values | changes)
 
 
 def make_claim(

@@ -17,7 +17,6 @@ from muster.client.validator.records import EvidenceStore, OutcomeJournal
 from muster.protocol.messages import (
     OutcomeRecord,
     Reason,
-    Submission,
     Ticket,
     Verdict,
     unpack_records,
@@ -31,17 +30,15 @@ from worlds.client_chain import (
 from worlds.client_world import (
     CALIBRATION,
     DOMAIN,
-    NODE_KEY,
     NOW,
     RULES,
     RUN,
     VALIDATOR_KEY,
     HashEngine,
+    make_entry,
     make_rollouts,
     make_submission,
     make_ticket,
-    sign_submission,
-    sign_ticket,
 )
 
 
@@ -114,16 +111,6 @@ class Bench:
     def close(self) -> None:
         self.loop.examiner.close()
         self.journal.close()
-
-
-def make_entry(ticket: Ticket, submission: Submission, key: bytes = NODE_KEY) -> BatchEntry:
-    return BatchEntry(
-        submission=submission,
-        signature=sign_submission(submission, key),
-        ticket=ticket,
-        ticket_signature=sign_ticket(ticket),
-        received_at=ticket.deadline,
-    )
 
 
 def honest(ticket: Ticket) -> tuple[BatchEntry, bytes]:

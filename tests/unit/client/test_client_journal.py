@@ -47,13 +47,6 @@ def claimed(ticket: Ticket, data: bytes) -> Submission:
 # The log itself
 
 
-def test_entries_survive_in_order(tmp_path: Path) -> None:
-    with Entries(tmp_path / "j") as journal:
-        for n in range(3):
-            journal.append({"n": n})
-    assert reopened(tmp_path / "j") == [{"n": 0}, {"n": 1}, {"n": 2}]
-
-
 def test_appended_entry_is_synced_before_append_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,10 +100,6 @@ def document(
     return entry.model_dump_json().encode()
 
 
-async def test_proofs_that_hold_are_taken() -> None:
-    assert (await guard_of(own())).work_fault(LEAF, document()) is None
-
-
 @pytest.mark.parametrize(
     ("forged", "why"),
     [

@@ -96,13 +96,6 @@ def test_an_engine_makes_room_for_the_longest_sample_of_the_run_unless_told_othe
     assert with_context(settings(context=90), RULES).context == 90
 
 
-def test_one_of_several_calibrated_engines_is_taken() -> None:
-    both = "transformers:float32, transformers:bfloat16"
-    model = CALIBRATION.model.model_copy(update={"engine": both})
-    calibration = CALIBRATION.model_copy(update={"model": model})
-    require_covered(calibration, engine_name(settings(dtype="bfloat16")))
-
-
 def test_an_engine_of_another_version_than_the_pinned_is_refused() -> None:
     torch = metadata.version("torch").split("+")[0]
     require_pinned_engine([f"torch=={torch}; extra == 'model'"])

@@ -310,14 +310,6 @@ async def test_nobody_shows_a_file(liar: Answer) -> None:
     assert "two.example: ConnectError" in str(caught.value)
 
 
-async def test_an_endless_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("muster.client.sources.MAX_FILE_BYTES", len(FILE) - 1)
-
-    async with Sources(url("one"), transport=Internet(one=says(FILE)), patience=QUICK) as sources:
-        with pytest.raises(ApiError, match=f"exceeds {len(FILE) - 1} bytes"):
-            await sources.file(file_hash(FILE))
-
-
 async def test_nobody_is_waited_for_when_all_have_refused() -> None:
     hedged = replace(QUICK, source_s=5, hedge_s=3600)
     internet = Internet(one=says(b"", 404), two=says(FILE, 404), three=says(b"", 401))
@@ -358,25 +350,6 @@ def test_strangers_do_not_lead_us_into_our_own_network() -> None:
 
 def test_no_list_of_sources_is_endless() -> None:
     assert len(Sources(named=url(*map("h{}".format, range(500)))).urls) == MAX_SOURCES
-
-
-async def test_who_asks_is_said_to_a_source_that_wants_to_know() -> None:
-    def for_the_signed(request: httpx.Request) -> httpx.Response:
-        return says(FILE, 200 if "x-muster-address" in request.headers else 401)(request)
-
-    internet = Internet(one=for_the_signed)
-    signer = Signer(b"\1" * 32, Domain(1, WORKER), WORKER)
-    async with Sources(url("one"), transport=internet, signer=signer) as sources:
-        assert await sources.file(file_hash(FILE)) == FILE
-    async with Sources(url("one"), transport=internet) as unsigned:
-        with pytest.raises(ApiError, match="answered 401"):
-            await unsigned.file(file_hash(FILE))
-
-    assert ["x-muster-address" in each.headers for each in internet.requests] == [
-        False,
-        True,
-        False,
-    ]
 
 
 async def test_work_is_the_submission_that_was_asked_for() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given, strategies as st
-from worlds.client_world import NOW, OTHER_KEY, VERSION, make_terms, make_ticket, sign_ticket
+from worlds.client_world import NOW, OTHER_KEY, make_terms, make_ticket, sign_ticket
 
 from muster.client.tickets import MAX_TICKET_LIFE_S, TicketFault, lease_fault, ticket_fault
 from muster.protocol.encoding import keccak
@@ -65,10 +65,3 @@ def test_lease_of_a_signed_slot_is_refused_on_other_terms_only() -> None:
 @given(st.binary(max_size=80))
 def test_no_signature_bytes_raise_or_pass(signature: bytes) -> None:
     assert ticket_fault(make_ticket(), signature, make_terms()) is TicketFault.SIGNATURE
-
-
-def test_unknown_policy_is_told_from_a_wrong_one() -> None:
-    ticket = make_ticket()
-    terms = make_terms(policies={})
-    assert VERSION not in terms.policies
-    assert ticket_fault(ticket, sign_ticket(ticket), terms) is TicketFault.POLICY_UNKNOWN

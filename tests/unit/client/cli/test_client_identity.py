@@ -17,11 +17,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from muster.client.cli import keys as identity
-from muster.client.cli.keys import create_identity, init, show_words
+from muster.client.cli.keys import create_identity, init
 from muster.protocol.eip712 import address_of
 from muster.protocol.errors import WalletError
-from muster.wallet import key_of_words, load_wallet, new_words, read_words
+from muster.wallet import key_of_words, load_wallet, read_words
 
 WORDS = "test test test test test test test test test test test junk"
 ADDRESS = "0xf39Fd6e51aad88F6F4ce6aB8827279cffFb92266"
@@ -112,12 +111,6 @@ def test_a_disk_that_refuses_the_worker_keeps_no_node(
 
 def test_ways_to_the_words_exclude_each_other(tmp_path: Path) -> None:
     assert run("--recover", "--words-file", str(tmp_path / "w")).exit_code == 2
-
-
-def test_words_typed_back_wrongly_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identity.click, "clear", lambda: None)
-    with pytest.raises(WalletError, match="nothing was written"):
-        show_words(new_words(), lambda _prompt: "wrong")
 
 
 class Terminal:

@@ -109,10 +109,6 @@ def run_with(root: bytes | None) -> Any:
     return SimpleNamespace(checkpoints=checkpoints)
 
 
-def test_a_folder_as_the_chain_has_it_has_no_faults(folder: Path, manifest: Manifest) -> None:
-    assert faults_of(folder, run_with(manifest.root())) == []
-
-
 def test_files_beside_the_version_do_not_matter(folder: Path, manifest: Manifest) -> None:
     (folder / "notes.txt").write_text("mine")
     assert faults_of(folder, run_with(manifest.root())) == []

@@ -239,24 +239,15 @@ async def test_anchor_is_the_approval_that_names_the_commitment() -> None:
 # The command
 
 
-@pytest.mark.parametrize(
-    ("plan", "says"),
-    [
-        (None, "cannot read the plan"),
-        ("{", "cannot read the plan"),
-        ('{"run_id": 1}', "cannot read the plan"),
-    ],
-)
-def test_a_trap_worker_without_a_plan_is_refused(
-    tmp_path: Path, plan: str | None, says: str
-) -> None:
+@pytest.mark.parametrize("plan", [None, "{", '{"run_id": 1}'])
+def test_a_trap_worker_without_a_plan_is_refused(tmp_path: Path, plan: str | None) -> None:
     path = tmp_path / "plan.json"
     if plan is not None:
         path.write_text(plan)
     words = ("run", "--plan", str(path), "--run", "1", "--keystore", "none")
     error = CliRunner().invoke(trap, words).exception
     assert isinstance(error, ConfigError)
-    assert says in str(error)
+    assert "cannot read the plan" in str(error)
     assert error.hint == "muster validator trap plan writes one"
 
 

@@ -278,16 +278,6 @@ async def test_rows_that_repeat_a_held_out_text_are_left_out(tmp_path: Path, for
     assert not held_out.has(" ".join(words[1:GRAM]) + " another")
 
 
-async def test_short_held_out_texts_are_compared_whole(traces: Traces, tmp_path: Path) -> None:
-    path = tmp_path / "held-out.txt"
-    path.write_text("3=\n")
-    held_out = HeldOut([path])
-    traces.add(rollout(3, tokens("1"), 1.0, 0), rollout(4, tokens("1"), 1.0, 1))
-    folder = await export(traces, SelectionSettings(held_out=tuple(held_out.hashes)), held_out)
-    assert [row["problem_id"] for row in rows_of(folder)] == ["p4"]
-    assert folder.export.parts[0].left_out == {"contaminated": 1}
-
-
 @pytest.mark.parametrize(
     ("text", "another"),
     [
@@ -725,7 +715,7 @@ async def test_a_row_may_be_left_out_for_one_that_was_overturned_later(traces: T
     assert (check.word, "2 may be left out wrongly" in check.detail) == ("open", True)
 
 
-async def test_rows_left_out_for_held_out_texts_stay_open_without_the_texts(
+async def test_short_held_out_texts_are_compared_whole_and_stay_open_without_the_texts(
     traces: Traces, tmp_path: Path
 ) -> None:
     path = tmp_path / "held-out.txt"
@@ -733,6 +723,8 @@ async def test_rows_left_out_for_held_out_texts_stay_open_without_the_texts(
     held_out = HeldOut([path])
     traces.add(rollout(3, tokens("1"), 1.0, 0), rollout(4, tokens("1"), 1.0, 1))
     folder = await export(traces, SelectionSettings(held_out=tuple(held_out.hashes)), held_out)
+    assert [row["problem_id"] for row in rows_of(folder)] == ["p4"]
+    assert folder.export.parts[0].left_out == {"contaminated": 1}
     assert (await rows_check(folder, traces, held_out)).word == "ok"
     check = await rows_check(folder, traces)
     assert (check.word, "1 may be left out wrongly" in check.detail) == ("open", True)

@@ -28,13 +28,11 @@ from worlds.client_world import (
     VALIDATOR_KEY,
     VERSION,
     HashEngine,
+    make_entry,
     make_submission,
     make_ticket,
-    sign_submission,
-    sign_ticket,
 )
 
-from muster.api.answers import BatchEntry
 from muster.client.audit.rerun_bundle import require_about, verify_bundle
 from muster.client.disputes.bundle import (
     Bundle,
@@ -126,13 +124,7 @@ def make_case(folder: Path, weights: Sequence[Path], engine: Any) -> Case:
     ticket = make_ticket(policy_root=manifest.root())
     rows = build_submission(ticket, RECIPE, TASK_SET, engine)
     submission = make_submission(ticket, rows)
-    entry = BatchEntry(
-        submission=submission,
-        signature=sign_submission(submission),
-        ticket=ticket,
-        ticket_signature=sign_ticket(ticket),
-        received_at=NOW,
-    )
+    entry = make_entry(ticket, submission)
     record = OutcomeRecord(
         worker_id=5,
         step=ticket.step,

@@ -24,7 +24,7 @@ from worlds.cases import (
     make_case,
     make_view_batch,
 )
-from worlds.client_world import NOW, RUN, make_ticket, sign_submission, sign_ticket
+from worlds.client_world import RUN, make_entry, make_ticket
 
 from muster.api import BatchEntry
 from muster.chain import (
@@ -194,13 +194,7 @@ async def test_chain_that_makes_no_block_is_named_and_the_command_can_be_repeate
 
 # The submission and its proofs
 
-ENTRY = BatchEntry(
-    submission=SUBMISSION,
-    signature=sign_submission(SUBMISSION),
-    ticket=make_ticket(),
-    ticket_signature=sign_ticket(make_ticket()),
-    received_at=NOW,
-)
+ENTRY = make_entry(make_ticket(), SUBMISSION)
 
 
 def shows(entry: BatchEntry) -> httpx.MockTransport:

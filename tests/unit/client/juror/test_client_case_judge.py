@@ -25,6 +25,7 @@ from worlds.client_world import (
     VALIDATOR_KEY,
     VERSION,
     HashEngine,
+    make_entry,
     make_rollouts,
     make_submission,
     make_ticket,
@@ -50,17 +51,8 @@ URL = "http://orchestrator.example"
 
 
 def entry_with(rows: list[Rollout], **changes: Any) -> BatchEntry:
-    """Return an entry of the honest worker's ticket, with everything that proves it."""
-    ticket = make_ticket()
-    submission = make_submission(ticket, rows)
-    values: dict[str, Any] = {
-        "submission": submission,
-        "signature": sign_submission(submission),
-        "ticket": ticket,
-        "ticket_signature": sign_ticket(ticket),
-        "received_at": 5,
-    }
-    return BatchEntry(**values | changes)
+    """Return an entry of the honest worker's ticket."""
+    return make_entry(make_ticket(), make_submission(make_ticket(), rows), **changes)
 
 
 class World:

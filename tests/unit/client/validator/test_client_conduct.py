@@ -24,10 +24,11 @@ from worlds.client_world import (
     VALIDATOR_KEY,
     VERSION,
     HashEngine,
+    make_entry,
     make_submission,
     make_ticket,
 )
-from worlds.validator_bench import Bench, PlainDecoder, make_entry
+from worlds.validator_bench import Bench, PlainDecoder
 
 from muster.chain import ClaimView
 from muster.client.juror.judging import CaseJudge

@@ -17,11 +17,12 @@ from worlds.client_world import (
     VERSION,
     HashEngine,
     make_claim,
+    make_entry,
     make_rollouts,
     make_submission,
     make_ticket,
 )
-from worlds.validator_bench import ACCEPTED, Bench, PlainDecoder, make_entry
+from worlds.validator_bench import ACCEPTED, Bench, PlainDecoder
 
 from muster.client.disputes.rerun import recompute
 from muster.client.outage import SURVIVED

@@ -97,14 +97,6 @@ def test_journal_with_unknown_entries_is_refused(tmp_path: Path, line: bytes) ->
 # Slots
 
 
-def test_slot_is_used_by_earlier_batches_only() -> None:
-    index = SlotIndex()
-    index.refresh(slots(5, make_record()))
-    assert index.is_used((1, 1, 0), before=6)
-    assert not index.is_used((1, 1, 0), before=5)
-    assert not index.is_used((1, 1, 0), before=4)
-
-
 @pytest.mark.parametrize("slot", [(2, 1, 0), (1, 2, 0), (1, 1, 1)])
 def test_other_slots_are_free(slot: tuple[int, int, int]) -> None:
     index = SlotIndex()

@@ -101,10 +101,6 @@ def test_rollouts_stand_in_ticket_order_with_their_seeds() -> None:
     assert {row.policy_version for row in rows} == {VERSION}
 
 
-def test_rollouts_are_the_same_every_time() -> None:
-    assert make_rollouts(make_ticket()) == make_rollouts(make_ticket())
-
-
 def test_units_are_completion_tokens_capped_per_sample() -> None:
     rows = make_rollouts(make_ticket())
     lengths = [len(row.completion_tokens) for row in rows]
@@ -204,10 +200,6 @@ async def test_documents_are_waited_for_while_the_orchestrator_is_away(
 async def test_refused_documents_are_not_waited_for(tmp_path: Path) -> None:
     with pytest.raises(ApiError, match="no such document"):
         await fetch_rules(Source(REFUSAL), PINNED, tmp_path)
-
-
-def test_consistent_documents_are_judged_by() -> None:
-    require_consistent(RULES)
 
 
 def test_documents_that_contradict_each_other_are_refused() -> None:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from worlds.cases import TERMS
 from worlds.client_chain import UNREACHABLE, WORKER_ID, FakeOrchestrator, make_account, make_batch
 from worlds.client_desk import Desk, make_record
 from worlds.client_world import (
@@ -18,6 +19,7 @@ from worlds.client_world import (
     RUN,
     WORKER,
     as_claimed,
+    make_entry,
     make_submission,
     make_ticket,
     sign_submission,
@@ -30,7 +32,6 @@ from muster.chain import (
     BatchStatus,
     CaseStatus,
     Chain,
-    CourtTerms,
     LeasedWork,
     WorkerStatus,
 )
@@ -63,20 +64,11 @@ from muster.protocol.messages import COMMIT_GRACE_S, Reason, Submission, Verdict
 from muster.protocol.rollouts import Rollout
 
 MISDECLARED = Reason.BATCH_MISDECLARED
-BOND = 10 * 10**18
+BOND = TERMS.bond
 TIMES = Times(
     outcome_deadline_s=800,
     appeal_s=400,
-    court=CourtTerms(
-        bond=BOND,
-        juror_fee=10**18,
-        draw_delay=1,
-        jury_size=3,
-        commit_time=80,
-        reveal_time=40,
-        wrong_verdict_ppm=100_000,
-        absence_ppm=20_000,
-    ),
+    court=TERMS,
 )
 NODE = address_of(NODE_KEY)
 JUROR = to_address(keccak(b"juror")[:20])
@@ -312,18 +304,9 @@ class Silenced(Desk):
         batch = committed(**changes)
         self.view.batches[3] = batch
         self.asked.state = SubmissionState(state="committed", batch_id=3, position=0)
-        self.asked.batches[3] = [make_entry(s) for s in entries or (SIGNED.submission, OTHER)]
+        shown = entries or (SIGNED.submission, OTHER)
+        self.asked.batches[3] = [make_entry(TICKET, submission) for submission in shown]
         return batch
-
-
-def make_entry(submission: Any) -> BatchEntry:
-    return BatchEntry(
-        submission=submission,
-        signature=sign_submission(submission),
-        ticket=TICKET,
-        ticket_signature=SIGNED.ticket_signature,
-        received_at=NOW,
-    )
 
 
 @pytest.fixture
@@ -351,11 +334,12 @@ async def test_swallowed_work_is_submitted_with_ticket_signatures_bond_and_sourc
 
 
 async def test_work_that_is_committed_is_not_submitted_again_and_its_proof_is_kept(
-    desk: Silenced,
+    desk: Silenced, caplog: pytest.LogCaptureFixture
 ) -> None:
     signed = desk.sign()
     batch = desk.commit()
     assert await desk.at(NOW) == []
+    assert not caplog.records
     proven = desk.journal.proven(signed)
     assert proven is not None
     assert (proven.name, proven.proof) == (batch.name, (OTHER.leaf(),))
@@ -387,15 +371,6 @@ async def test_work_in_a_batch_of_fewer_units_than_it_holds_is_submitted_at_once
     assert await desk.at(NOW) == ["submit"]
     [said] = [r for r in caplog.records if "fewer units" in r.getMessage()]
     assert (vars(said)["declared"], vars(said)["holds"]) == (49, 50)
-
-
-async def test_honest_commitment_is_no_cause_for_words(
-    desk: Silenced, caplog: pytest.LogCaptureFixture
-) -> None:
-    desk.sign()
-    desk.commit()
-    assert await desk.at(NOW) == []
-    assert not caplog.records
 
 
 async def test_orchestrator_is_asked_after_each_batch_and_ever_less_often(

@@ -86,12 +86,6 @@ def leased(ticket: Ticket, key: bytes = ORCHESTRATOR_KEY, **changes: object) -> 
     return lambda _request: httpx.Response(200, content=json.dumps(body))
 
 
-async def test_an_honest_lease_is_worked_on(tmp_path: Path) -> None:
-    async with facing(tmp_path, leased(HONEST)) as (desk, liar):
-        await desk.loop.work_once()
-        assert len(liar.uploads) == 1
-
-
 LIES = {
     "for another worker": leased(make_ticket(worker=to_address(bytes(20)))),
     "for another worker, said to be ours": leased(

@@ -20,7 +20,6 @@ from worlds.client_world import (
     DOMAIN,
     NODE_KEY,
     NOW,
-    OTHER_KEY,
     ROOT,
     RULES,
     RUN,
@@ -28,13 +27,11 @@ from worlds.client_world import (
     WORKER,
     make_claim,
     make_ticket,
-    sign_ticket,
 )
 
 from muster.api import NoWork
 from muster.chain import WorkerStatus
 from muster.client.validator.judging import examine
-from muster.client.worker.loop import WorkerLoop
 from muster.protocol.eip712 import address_of, digest, recover
 from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.errors import (
@@ -42,11 +39,10 @@ from muster.protocol.errors import (
     ConfigError,
     EngineError,
     MusterError,
-    TaskError,
 )
 from muster.protocol.ids import PolicyVersion, to_address
-from muster.protocol.messages import OutcomeRecord, Reason, Ticket, Verdict
-from muster.protocol.rollouts import Rollout, decode_rollouts
+from muster.protocol.messages import OutcomeRecord, Reason, Verdict
+from muster.protocol.rollouts import decode_rollouts
 
 # Honest work
 
@@ -97,51 +93,7 @@ async def test_submission_is_journalled_before_its_signature_leaves(desk: Desk) 
     assert seen == [True]
 
 
-async def test_overridden_generation_is_what_gets_signed(tmp_path: Path) -> None:
-    class Liar(WorkerLoop):
-        async def generate(self, ticket: Ticket) -> list[Rollout]:
-            return [replace(row, task_reward=1.0) for row in await super().generate(ticket)]
-
-    desk = Desk(tmp_path, Liar)
-    desk.orchestrator.tickets.append(make_ticket())
-    await desk.loop.work_once()
-    rows = decode_rollouts(desk.orchestrator.uploads[0][2])
-    assert {row.task_reward for row in rows} == {1.0}
-    desk.close()
-
-
 # Hostile and unfit tickets
-
-
-@pytest.mark.parametrize(
-    "ticket",
-    [
-        make_ticket(worker=to_address(bytes(20))),
-        make_ticket(policy_root=keccak(b"another")),
-        make_ticket(beacon=keccak(b"another")),
-        make_ticket(deadline=NOW - 1),
-        make_ticket(deadline=NOW + 10**9),
-    ],
-)
-async def test_hostile_ticket_is_never_worked_on(
-    desk: Desk, ticket: Ticket, caplog: pytest.LogCaptureFixture
-) -> None:
-    desk.orchestrator.tickets.append(ticket)
-    with caplog.at_level(logging.WARNING):
-        await run_until(desk.loop, lambda: desk.orchestrator.calls["lease"] >= 4)
-    assert not desk.orchestrator.uploads
-    assert not desk.engine.loaded
-    said = [record for record in caplog.records if "ticket" in record.getMessage()]
-    assert len(said) == 1
-    assert "refused" in vars(said[0])["error"]
-
-
-async def test_unsigned_ticket_is_never_worked_on(desk: Desk) -> None:
-    ticket = make_ticket()
-    desk.orchestrator.tickets.append(ticket)
-    desk.orchestrator.signatures[ticket] = sign_ticket(ticket, OTHER_KEY)
-    await desk.loop.work_once()
-    assert not desk.orchestrator.uploads
 
 
 async def test_ticket_ahead_of_the_chain_view_is_worked_on_once_the_view_follows(
@@ -182,18 +134,6 @@ async def test_signed_slot_is_uploaded_again_when_the_same_ticket_comes_again(de
     await desk.loop.work_once()
     first, second = desk.orchestrator.uploads
     assert first == second
-
-
-async def test_ticket_whose_answers_cannot_be_graded_is_given_up(tmp_path: Path) -> None:
-    class Puzzled(WorkerLoop):
-        async def generate(self, _ticket: Ticket) -> list[Rollout]:
-            raise TaskError("cannot be graded")
-
-    desk = Desk(tmp_path, Puzzled)
-    desk.orchestrator.tickets.append(make_ticket())
-    assert await desk.loop.work_once() > 0
-    assert desk.journal.signed(make_ticket()) is None
-    desk.close()
 
 
 # Outages
