@@ -1,8 +1,13 @@
-"""Shapes of tiny models of every family, for tests that run on all families."""
+"""Tiny models of every family, and rows and samples for them."""
 
 from __future__ import annotations
 
 from typing import Any
+
+from hypothesis import strategies as st
+
+from muster.trainer.learn.cascade import Layout
+from muster.trainer.learn.packing import TrainingSample
 
 COMMON: dict[str, Any] = {
     "vocab_size": 40,
@@ -18,3 +23,23 @@ COMMON: dict[str, Any] = {
     "pad_token_id": 0,
 }
 GEMMA = {**COMMON, "query_pre_attn_scalar": 16}
+
+LAYOUTS = st.lists(
+    st.tuples(st.integers(1, 6), st.lists(st.integers(0, 7), min_size=1, max_size=4)),
+    min_size=1,
+    max_size=4,
+).map(lambda groups: Layout(tuple(p for p, _ in groups), tuple(tuple(c) for _, c in groups)))
+"""Packed rows of up to four prompts with up to four completions each."""
+
+
+def uneven_samples() -> list[TrainingSample]:
+    """Samples of very different lengths, some of which share a prompt."""
+    lengths = [(4, 1), (4, 9), (4, 5), (7, 3), (7, 1), (2, 12), (1, 1), (30, 30)]
+    return [
+        TrainingSample(
+            tuple(3 + (7 * p + j) % 30 for j in range(p)),
+            tuple(3 + (5 * i + 11 * j) % 36 for j in range(c)),
+            (-1.0) ** i * (1 + i / 4),
+        )
+        for i, (p, c) in enumerate(lengths)
+    ]

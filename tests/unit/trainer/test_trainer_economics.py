@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from worlds.client_world import CALIBRATION
 
 from muster.chain import RunTerms
 from muster.deploy import DeployParameters
@@ -15,11 +16,8 @@ from muster.protocol.intervals import wilson
 from muster.protocol.recipe import Recipe
 from muster.toploc import Calibration
 from muster.toploc.calibration import (
-    CalibratedModel,
-    ChunkLimits,
     MeasuredKind,
     Measurement,
-    SamplerLimits,
 )
 from muster.trainer.config import load_recipe
 from muster.trainer.economics import cheats_of, fixed_by, refuse_unsafe, terms_of
@@ -35,20 +33,7 @@ def row(name: str, kind: MeasuredKind, trials: int, accepted: int) -> Measuremen
 
 
 def calibration(*measured: Measurement) -> Calibration:
-    return Calibration(
-        model=CalibratedModel(
-            name="m", architecture="A", hidden_size=64, vocab_size=32, engine="e, float32"
-        ),
-        chunk=ChunkLimits(
-            max_exponent_mismatches=1,
-            max_mantissa_error_mean=1,
-            max_mantissa_error_median=1,
-            max_sign_mismatches=1,
-        ),
-        sampler=SamplerLimits(margin=1, max_outside_per_sample=0),
-        fraud_strikes=5,
-        measured=measured,
-    )
+    return CALIBRATION.model_copy(update={"fraud_strikes": 5, "measured": measured})
 
 
 MEASURED = calibration(

@@ -242,11 +242,6 @@ async def test_records_are_trained_on_exactly_once_over_many_deaths(world: World
     assert ranges == [(2 * i, 2 * i + 2) for i in range(6)]
 
 
-async def test_last_figures_reach_the_orchestrator_before_the_end(world: World) -> None:
-    await world.train(1)
-    assert [step for step, _ in world.sink.posted] == [1]
-
-
 async def test_poster_gives_up_the_oldest_when_the_orchestrator_is_away() -> None:
     sink = FakeSink()
     poster = MetricsPoster(sink)

@@ -22,7 +22,7 @@ from transformers import (
     Qwen2MoeConfig,
     Qwen3Config,
 )
-from worlds.tiny_shapes import COMMON, GEMMA
+from worlds.tiny_shapes import COMMON, GEMMA, LAYOUTS, uneven_samples
 
 from muster.trainer.learn.attention import (
     NAME,
@@ -53,11 +53,6 @@ PACKED = {
         **COMMON, num_experts=4, moe_intermediate_size=32, shared_expert_intermediate_size=32
     ),
 }
-LAYOUTS = st.lists(
-    st.tuples(st.integers(1, 6), st.lists(st.integers(0, 7), min_size=1, max_size=4)),
-    min_size=1,
-    max_size=4,
-).map(lambda groups: Layout(tuple(p for p, _ in groups), tuple(tuple(c) for _, c in groups)))
 
 
 def _model(config: PretrainedConfig) -> Any:
@@ -133,22 +128,9 @@ def _distance(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
     return float((whole - other).norm() / other.norm())
 
 
-def _samples() -> list[TrainingSample]:
-    lengths = [(4, 1), (4, 9), (4, 5), (7, 3), (7, 1), (2, 12), (1, 1)]
-    return [
-        TrainingSample(
-            tuple(3 + (7 * p + j) % 30 for j in range(p)),
-            tuple(3 + (5 * i + 11 * j) % 36 for j in range(c)),
-            (-1.0) ** i * (1 + i / 4),
-            0,
-        )
-        for i, (p, c) in enumerate(lengths)
-    ]
-
-
 @pytest.mark.parametrize("name", PACKED)
 def test_packed_gradients_are_those_of_padded_rows(name: str) -> None:
-    model, samples = _model(PACKED[name]), _samples()
+    model, samples = _model(PACKED[name]), uneven_samples()
     # torch's attention would not cap Gemma's scores.
     model.set_attn_implementation("eager")
     expected = _gradients(model, samples, 10_000, is_padded=True)
@@ -159,7 +141,7 @@ def test_packed_gradients_are_those_of_padded_rows(name: str) -> None:
 
 
 def test_gradient_checkpointing_keeps_the_layout() -> None:
-    model, samples = _model(PACKED["qwen3"]), _samples()
+    model, samples = _model(PACKED["qwen3"]), uneven_samples()
     assert understands_packing(model)
     expected = _gradients(model, samples, 10_000, is_padded=False)
     model.gradient_checkpointing_enable()
@@ -176,7 +158,7 @@ def test_recurrent_model_is_found_out_and_keeps_its_attention(
         assert not understands_packing(model)
     assert model.config._attn_implementation == own
     assert "sequences are not packed" in caplog.messages
-    assert _gradients(model, _samples(), 100, is_padded=True)
+    assert _gradients(model, uneven_samples(), 100, is_padded=True)
 
 
 @pytest.mark.parametrize("option", ["packed_layout", "attention_mask", "dropout", "s_aux"])

@@ -23,7 +23,7 @@ from transformers import (
     PretrainedConfig,
     Qwen3Config,
 )
-from worlds.tiny_shapes import COMMON, GEMMA
+from worlds.tiny_shapes import COMMON, GEMMA, LAYOUTS, uneven_samples
 
 from muster.protocol.errors import ConfigError
 from muster.trainer.learn.attention import NAME, packed_attention
@@ -37,12 +37,6 @@ from muster.trainer.learn.sharded import Blueprint
 from muster.trainer.learn.trained_model import require_parts
 
 T = TypeVar("T")
-
-LAYOUTS = st.lists(
-    st.tuples(st.integers(1, 6), st.lists(st.integers(0, 7), min_size=1, max_size=4)),
-    min_size=1,
-    max_size=4,
-).map(lambda groups: Layout(tuple(p for p, _ in groups), tuple(tuple(c) for _, c in groups)))
 
 
 class Meeting:
@@ -228,18 +222,6 @@ def test_a_gpu_is_asked_for_the_same(layout: Layout, size: int) -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-def samples() -> list[TrainingSample]:
-    lengths = [(4, 1), (4, 9), (4, 5), (7, 3), (7, 1), (2, 12), (1, 1), (30, 30)]
-    return [
-        TrainingSample(
-            tuple(3 + (7 * p + j) % 30 for j in range(p)),
-            tuple(3 + (5 * i + 11 * j) % 36 for j in range(c)),
-            (-1.0) ** i * (1 + i / 4),
-        )
-        for i, (p, c) in enumerate(lengths)
-    ]
-
-
 def parts_of(batch: MicroBatch, size: int) -> list[BatchPart]:
     meeting = Meeting(size)
     return [BatchPart.of(batch, Rank(meeting, place)) for place in range(size)]
@@ -247,7 +229,7 @@ def parts_of(batch: MicroBatch, size: int) -> list[BatchPart]:
 
 @pytest.mark.parametrize("size", [2, 3, 8])
 def test_every_token_is_one_ranks(size: int) -> None:
-    (batch,) = pack(samples(), 1000)
+    (batch,) = pack(uneven_samples(), 1000)
     parts = parts_of(batch, size)
     assert len({part.batch.tokens_BT.shape for part in parts}) == 1
     tokens = torch.cat([part.tokens_M for part in parts])
@@ -284,7 +266,7 @@ def test_positions_that_fill_up_are_known_to_every_model() -> None:
 
 
 def test_padded_rows_have_no_parts() -> None:
-    (batch,) = pack(samples()[:1], 1000, is_padded=True)
+    (batch,) = pack(uneven_samples()[:1], 1000, is_padded=True)
     with pytest.raises(ValueError, match="padded rows have no parts"):
         parts_of(batch, 2)
 
@@ -339,7 +321,7 @@ def _by_sample(logp_N: Tensor, entropy_N: Tensor, row_N: Tensor) -> Tensor:
 )
 def test_models_gradient_is_the_sum_of_the_ranks(config: PretrainedConfig, loss: str) -> None:
     model = _model(config)
-    (batch,) = pack(samples(), 1000)
+    (batch,) = pack(uneven_samples(), 1000)
     weight_N = torch.linspace(-1, 1, len(batch.targets_N), dtype=torch.float64)
 
     def of_tokens(logp_R: Tensor, entropy_R: Tensor, rows: Any) -> Tensor:
@@ -374,7 +356,7 @@ class Elsewhere(Lane):
 
 def test_inputs_of_each_ranks_part_wait_on_the_host() -> None:
     model = _model(Qwen3Config(**{**COMMON, "num_hidden_layers": 3}))
-    (batch,) = pack(samples(), 1000)
+    (batch,) = pack(uneven_samples(), 1000)
 
     def gradient(kind: Recompute, lane: type[Lane], group: RowRanks) -> Tensor:
         own = copy.deepcopy(model)

@@ -53,31 +53,6 @@ def test_step_is_bit_identical_when_repeated(model_folder: Path, base: Weights) 
     assert ends[0][1] == ends[1][1]
 
 
-@pytest.mark.parametrize("budget", [1, 30, 77])
-def test_gradient_does_not_depend_on_micro_batches(
-    model_folder: Path, base: Weights, budget: int
-) -> None:
-    recipe = make_recipe(kl_coefficient=0.05, entropy_coefficient=0.01)
-    norms, ends = [], []
-    for tokens in (100_000, budget):
-        learner = _learner(model_folder, base, recipe, budget=tokens, noise=0.05)
-        # The optimiser would blur the comparison: it divides by the gradient.
-        learner.optimizer = torch.optim.SGD(learner.model.parameters(), lr=1e-3)  # type: ignore[assignment]
-        figures = learner.step(Step(1), _groups(1, 2, 3))
-        norms.append((figures.grad_norm, figures.loss, figures.entropy, figures.kl))
-        ends.append(_flat(learner))
-    assert norms[1] == pytest.approx(norms[0], rel=1e-5)
-    torch.testing.assert_close(ends[1], ends[0], rtol=1e-6, atol=1e-8)
-
-
-def test_first_step_against_the_sampling_policy_has_ratio_one(
-    model_folder: Path, base: Weights
-) -> None:
-    figures = _learner(model_folder, base, make_recipe()).step(Step(1), _groups(1))
-    assert figures.max_ratio == pytest.approx(1.0, abs=1e-5)
-    assert figures.clip_fraction == 0.0
-
-
 def test_behaviour_is_the_version_that_sampled(model_folder: Path, base: Weights) -> None:
     asked: list[int] = []
     shifted = {name: weight + 0.02 for name, weight in base.items()}
@@ -121,16 +96,6 @@ def test_coefficient_moves_the_parameters(model_folder: Path, base: Weights, ter
         learner.step(Step(1), _groups(1))
         ends.append(_flat(learner))
     assert float((ends[0] - ends[1]).abs().max()) > 1e-5
-
-
-def test_kl_pulls_towards_the_base_model(model_folder: Path, base: Weights) -> None:
-    divergences = []
-    recipe = make_recipe(kl_coefficient=1.0, learning_rate=1e-3, max_grad_norm=100.0)
-    learner = _learner(model_folder, base, recipe, noise=0.03)
-    groups = _groups(1, 2)
-    for step in range(1, 8):
-        divergences.append(learner.step(Step(step), groups).kl)
-    assert divergences[-1] < 0.5 * divergences[0]
 
 
 def test_groups_without_a_preference_are_dropped_and_counted(
@@ -187,17 +152,6 @@ def test_samples_are_dealt_to_the_optimiser_steps(model_folder: Path, base: Weig
     figures = learner.step(Step(1), _groups(1, 2))
     assert learner.optimizer.state_dict()["state"][0]["step"] == 3
     assert figures.tokens == sum(len(r.completion_tokens) for g in _groups(1, 2) for r in g)
-
-
-def test_restored_learner_goes_on_bit_by_bit(model_folder: Path, base: Weights) -> None:
-    through = _learner(model_folder, base, make_recipe())
-    through.step(Step(1), _groups(1))
-    state = {name: tensor.clone() for name, tensor in through.state().items()}
-    resumed = _learner(model_folder, base, make_recipe())
-    resumed.restore(state)
-    for learner in (through, resumed):
-        learner.step(Step(2), _groups(2))
-    assert torch.equal(_flat(through), _flat(resumed))
 
 
 def test_weights_of_another_architecture_are_refused(model_folder: Path, base: Weights) -> None:

@@ -23,9 +23,9 @@ from muster.trainer.learn.memory_plan import (
     PROCESS,
     SAVING,
     MemoryChoices,
+    MemoryPlan,
     MemoryShort,
     Planner,
-    plan_memory,
 )
 from muster.trainer.learn.packing import TrainingSample
 from muster.trainer.learn.parallel import join
@@ -105,6 +105,12 @@ ASIDE = {PROCESS, SAVING, "kept by libraries", "samples, log-probabilities"}
 """Parts of a plan that are not tensors of a training step."""
 
 
+def planned_bytes(plan: MemoryPlan) -> float:
+    """Return the peak of the tensors of a training step."""
+    parts = [part for part in plan.parts if part.name not in ASIDE]
+    return max(sum(p.reading for p in parts), sum(p.training for p in parts))
+
+
 def shelf_of(config: Qwen3Config, folder: Path) -> PolicyShelf:
     """Return a shelf whose base model has random weights."""
     torch.manual_seed(0)
@@ -136,9 +142,7 @@ def test_peak_is_the_planned_one_within_a_tenth(tmp_path: Path, name: str) -> No
     )
     learner.step(Step(1), groups(LENGTH))
     measured = kept_bytes(learner) + peak_bytes(lambda: learner.step(Step(2), groups(LENGTH)))
-    parts = [part for part in plan.parts if part.name not in ASIDE]
-    planned = max(sum(p.reading for p in parts), sum(p.training for p in parts))
-    assert planned == pytest.approx(measured, rel=0.1)
+    assert planned_bytes(plan) == pytest.approx(measured, rel=0.1)
 
 
 class Alone:
@@ -182,9 +186,7 @@ def test_site_takes_what_is_planned_within_a_tenth(tmp_path: Path, length: int) 
     kept = kept_bytes(learner) + byte_count([*site._outer.velocity.values()]) + 7 * len(movement)
     measured = kept + peak_bytes(lambda: site.step(Step(8), groups(length)))
     checkpoints.close()
-    parts = [part for part in plan.parts if part.name not in ASIDE]
-    planned = max(sum(p.reading for p in parts), sum(p.training for p in parts))
-    assert planned == pytest.approx(measured, rel=0.1)
+    assert planned_bytes(plan) == pytest.approx(measured, rel=0.1)
 
 
 def test_site_of_several_ranks_is_refused() -> None:
@@ -231,8 +233,7 @@ def test_inputs_on_the_host_take_what_is_planned(
     )
     learner.step(Step(1), groups(length))
     measured = kept_bytes(learner) + peak_bytes(lambda: learner.step(Step(2), groups(length)))
-    parts = [part for part in plan.parts if part.name not in ASIDE]
-    planned = max(sum(p.reading for p in parts), sum(p.training for p in parts))
+    planned = planned_bytes(plan)
     if kind == "full":
         assert measured > 1.1 * planned
     else:
@@ -264,9 +265,7 @@ def test_fine_tuning_takes_what_is_planned_and_reads_no_policies(tmp_path: Path)
     learner.step(Step(1), Step(2), samples)
     step = partial(learner.step, Step(2), Step(2), samples)
     measured = kept_bytes(learner) + peak_bytes(step)
-    parts = [part for part in plan.parts if part.name not in ASIDE]
-    planned = max(sum(p.reading for p in parts), sum(p.training for p in parts))
-    assert planned == pytest.approx(measured, rel=0.1)
+    assert planned_bytes(plan) == pytest.approx(measured, rel=0.1)
 
 
 def test_nothing_is_computed_again_where_there_is_room() -> None:
@@ -495,7 +494,3 @@ def test_passes_are_rehearsed_only_if_the_other_parts_fit(monkeypatch: pytest.Mo
     assert found(0.1) is None
     with pytest.raises(Rehearsed):
         found(9.0)
-
-
-def test_plan_reads_the_architecture_alone(folder: Path) -> None:
-    assert plan_memory(folder, recipe(512, 0), MemoryChoices(memory_gb=9.0)).peak < 9e9

@@ -214,22 +214,17 @@ def _saved(version: int, newest: int | None = None) -> Saved:
     return Saved(state, Path(), PolicyVersion(newest or version))
 
 
-async def test_state_that_is_up_to_date_is_kept(shelf: PolicyShelf, store: ChunkStore) -> None:
-    policy_roots = await _published(shelf, store)
-    assert catch_up(_saved(3), policy_roots.roots, store, shelf, RUN) is None
-
-
-async def test_state_ahead_of_the_chain_is_kept(shelf: PolicyShelf, store: ChunkStore) -> None:
-    policy_roots = await _published(shelf, store)
-    del policy_roots.roots[V3]
-    assert catch_up(_saved(3), policy_roots.roots, store, shelf, RUN) is None
-
-
-async def test_steps_of_damaged_checkpoints_are_taken_again(
-    shelf: PolicyShelf, store: ChunkStore
+@pytest.mark.parametrize(
+    ("saved", "newest_on_chain"),
+    [(_saved(3), 3), (_saved(3), 2), (_saved(2, newest=3), 3)],
+    ids=["up to date", "ahead of the chain", "steps of a damaged checkpoint to take again"],
+)
+async def test_state_that_training_goes_on_from_is_kept(
+    shelf: PolicyShelf, store: ChunkStore, saved: Saved, newest_on_chain: int
 ) -> None:
-    policy_roots = await _published(shelf, store)
-    assert catch_up(_saved(2, newest=3), policy_roots.roots, store, shelf, RUN) is None
+    published = (await _published(shelf, store)).roots
+    roots = {version: root for version, root in published.items() if version <= newest_on_chain}
+    assert catch_up(saved, roots, store, shelf, RUN) is None
 
 
 async def test_fresh_run_has_no_state(shelf: PolicyShelf, store: ChunkStore) -> None:

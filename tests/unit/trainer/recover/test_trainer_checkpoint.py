@@ -299,12 +299,11 @@ def test_learner_s_state_goes_through_the_disk_bit_by_bit(
     assert {name.split(".")[0] for name in one.state()} == {"model", "optimizer", "random"}
 
 
-def _saved_beside_a_step(
-    checkpoints: Checkpoints, learner: Learner, *, is_held: bool
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Save a learner's state beside its next step; return the state and what was saved of it. The
-    writer waits until that step has a gradient if `is_held`, else until the step is done.
-    """
+def test_next_step_s_gradient_is_computed_while_the_state_is_written(
+    checkpoints: Checkpoints, model_folder: Path
+) -> None:
+    """The writer waits until the next step has a gradient."""
+    learner = Learner(model_folder, make_recipe(), published=lambda _: None)
     rows = make_rollouts(1)
     groups = [rows[:4], rows[4:]]
     learner.step(1, groups)  # type: ignore[arg-type]
@@ -312,37 +311,21 @@ def _saved_beside_a_step(
     may_write = Event()
     hooks = [
         weight.register_post_accumulate_grad_hook(lambda _: may_write.set())
-        for weight in (learner.model.parameters() if is_held else ())
+        for weight in learner.model.parameters()
     ]
     writing = checkpoints.save(
         _state(1),
         learner.state(),
         first=lambda: may_write.wait(10),
-        release=learner.hold() if is_held else lambda: None,
+        release=learner.hold(),
     )
     learner.step(2, groups)  # type: ignore[arg-type]
-    may_write.set()
     writing.result(10)
     for hook in hooks:
         hook.remove()
-    return before, checkpoints.read(_newest(checkpoints).folder, learner)
-
-
-def test_next_step_s_gradient_is_computed_while_the_state_is_written(
-    checkpoints: Checkpoints, model_folder: Path
-) -> None:
-    learner = Learner(model_folder, make_recipe(), published=lambda _: None)
-    before, saved = _saved_beside_a_step(checkpoints, learner, is_held=True)
+    saved = checkpoints.read(_newest(checkpoints).folder, learner)
     assert all(torch.equal(saved[name], value) for name, value in before.items())
     assert not all(torch.equal(learner.state()[name], value) for name, value in before.items())
-
-
-def test_state_that_nobody_holds_is_another_when_it_is_written(
-    checkpoints: Checkpoints, model_folder: Path
-) -> None:
-    learner = Learner(model_folder, make_recipe(), published=lambda _: None)
-    before, saved = _saved_beside_a_step(checkpoints, learner, is_held=False)
-    assert not all(torch.equal(saved[name], value) for name, value in before.items())
 
 
 def test_generators_go_on_where_they_were() -> None:

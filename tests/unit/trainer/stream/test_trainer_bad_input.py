@@ -21,10 +21,9 @@ from trainer_fakes import Feed, make_recipe, make_rollouts, with_filters, with_r
 from trainer_world import World, die, dying, without_time
 
 from muster.protocol.errors import ConfigError, EncodingError, MusterError, StorageError
-from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import Recipe
 from muster.protocol.rollouts import SCHEMA, Rollout, encode_rollouts
-from muster.trainer.publish.policies import PolicyShelf, eos_token_ids
+from muster.trainer.publish.policies import eos_token_ids
 from muster.trainer.stream.filters import Drop
 from muster.trainer.stream.reader import read_submission
 
@@ -244,8 +243,3 @@ async def test_killed_trainer_decides_the_same_with_pools_and_refill(
     assert without_time(killed) == without_time(undisturbed)
     assert sum(killed.lines()[-1]["pools"].values()) == 2
     assert all(line["refill"] == 2 for line in killed.lines())
-
-
-def test_shelf_names_the_version_it_does_not_have(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="there is no policy in"):
-        PolicyShelf(tmp_path).weights(PolicyVersion(7))

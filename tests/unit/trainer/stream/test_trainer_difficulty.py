@@ -22,10 +22,6 @@ def _pools(*rewards: float, window: int = 4) -> DifficultyPools:
     return pools
 
 
-def test_rate_is_the_mean_until_the_window_is_full() -> None:
-    assert _pools(1.0, 0.0, 0.5).rates["p"] == PassRate(3, 0.5)
-
-
 def test_rate_forgets_what_lies_before_the_window() -> None:
     # ((0 + 1 - 0) / 2 = 0.5, then 0.5 + (1 - 0.5) / 2 = 0.75.
     assert _pools(0.0, 1.0, 1.0, window=2).rates["p"] == PassRate(3, 0.75)

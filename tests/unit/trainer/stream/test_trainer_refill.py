@@ -38,15 +38,6 @@ def _submit(feed: Feed, seed: int, good: int) -> None:
     feed.submit(rows[: 4 * good] + with_reward(rows[4 * good :], 1.0))
 
 
-async def test_step_takes_only_its_share_without_refill() -> None:
-    feed = Feed()
-    for seed, good in enumerate([1, 0, 2, 2]):
-        _submit(feed, seed, good)
-    taken = await _next(feed)
-    assert (len(taken.groups), taken.end.position, taken.refill) == (1, 2, 0)
-    assert taken.dropped == {Drop.ZERO_ADVANTAGE: 12}
-
-
 async def test_step_goes_on_until_it_has_the_groups_it_needs() -> None:
     feed = Feed()
     for seed, good in enumerate([1, 0, 2, 2, 2]):
@@ -64,15 +55,6 @@ async def test_full_step_takes_no_refill() -> None:
     taken = await _next(feed, refill_submissions=10)
     assert (taken.end.position, taken.refill) == (2, 0)
     assert len(feed.files.asked) == 2
-
-
-@pytest.mark.parametrize(("bound", "groups"), [(1, 0), (2, 0), (3, 2)])
-async def test_refill_ends_at_the_recipes_bound(bound: int, groups: int) -> None:
-    feed = Feed()
-    for seed, good in enumerate([0, 0, 0, 0, 2, 2]):
-        _submit(feed, seed, good)
-    taken = await _next(feed, refill_submissions=bound)
-    assert (taken.end.position, taken.refill, len(taken.groups)) == (2 + bound, bound, groups)
 
 
 async def test_unreadable_record_is_replaced_whatever_the_bound() -> None:

@@ -51,13 +51,6 @@ async def test_step_takes_the_next_submissions_in_order() -> None:
     assert [len(group) for group in first.groups] == [4, 4, 4, 4]
 
 
-async def test_step_fetches_no_file_it_does_not_need() -> None:
-    feed = Feed()
-    feed.submit_many(range(5))
-    await _next(feed)
-    assert len(feed.files.asked) == 2
-
-
 async def test_step_waits_for_records_that_are_still_to_come() -> None:
     feed = Feed()
     feed.submit_many([0])
