@@ -119,6 +119,19 @@ async def test_committed_composition_wins_when_two_share_a_submission(tmp_path: 
             assert (await api.batch(1)).count == 2
 
 
+async def test_outcomes_of_too_few_are_kept_when_the_database_is_deleted(tmp_path: Path) -> None:
+    network = Network()
+    async with open_bench(tmp_path, network) as bench:
+        submission = await bench.upload()
+        await bench.commit()
+        await bench.judge(1, [submission], validators=(0,))
+    delete_database(tmp_path)
+    async with open_bench(tmp_path, network, start_s=1) as bench:
+        await bench.judge(1, [submission], validators=(1,))
+        await bench.record()
+    assert len(network.chain.ledger.posted) == 1
+
+
 async def test_corrupt_sidecars_are_skipped_when_the_database_is_rebuilt(tmp_path: Path) -> None:
     network = Network(training=WIDE)
     async with open_bench(tmp_path, network) as bench:
