@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from muster.protocol.documents import Document, DocumentPart, Lines, Since
-from muster.protocol.ids import Hash32, Step
+from muster.protocol.ids import Hash32, PolicyVersion, Step
 from muster.protocol.mixture import Lengths, PartFilters, TasksRecipe
 from muster.protocol.objective import ObjectiveRecipe
 from muster.protocol.seeds import part_of
@@ -138,6 +138,12 @@ class TrainingRecipe(OptimizerRecipe, ObjectiveRecipe):
     """With several trainer sites: the outer step's share of their mean movement (DiLoCo)."""
     outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """With several trainer sites: Nesterov momentum of the outer step."""
+
+    def may_train_on(self, version: PolicyVersion, step: Step) -> bool:
+        """Return whether a training step may use rollouts of a policy version. Step s starts from
+        version s - 1, which is the newest version then.
+        """
+        return step - 1 - version <= self.max_async_level
 
 
 class AdapterRecipe(DocumentPart):

@@ -1,5 +1,11 @@
 """Chooses the relay for each chunk, and when to ask a second one: nobody waits for a slow relay.
 
+    a relay brings nothing for PATIENCE_S       its slot goes to another chunk; once every chunk was
+                                                asked for, another relay is asked for this one too
+    it is quiet for LEFT_AFTER_S                it is left; for LEFT_LAST_AFTER_S or STALL_S once
+                                                every chunk was asked for
+    it brings almost nothing for SILENCE_S      the request fails (`muster.shardcast.download`)
+
 An attempt holds one of `parallel` slots while it brings bytes. An attempt that brings almost
 nothing, or far less than others, is *quiet*: it may go on, but its slot is free for another.
 
@@ -29,7 +35,7 @@ TICK_S = 0.05
 WINDOW_S = 0.5
 """Seconds over which an attempt's rate is measured; younger attempts are not compared."""
 PATIENCE_S = 0.15
-"""An attempt younger than this, in seconds, is never quiet."""
+"""An attempt younger than this, in seconds, is never quiet, and no second relay is asked."""
 NOTHING_BYTES_PER_S = 16 << 10
 """An attempt below this rate brings almost nothing, however slow others are."""
 QUIET_SHARE = 0.25

@@ -1,4 +1,7 @@
-"""Chooses the relay to ask next, and how to treat one that fails or lies.
+"""Which relays may be asked for a version, and how one that fails or lies is treated.
+
+`Transfer` asks for manifests itself. `Pull` (`muster.shardcast.pull`) asks for chunks: it decides
+when a second relay is asked for one.
 
 A request ends in verified bytes or in a RelayFault (`muster.shardcast.download`), which is reported
 to `Transfer.note`. A relay that lied is not asked again in this attempt at a version. Until the
@@ -42,8 +45,8 @@ FIRST_PAUSE_S = 0.05
 one."""
 LONGEST_PAUSE_S = 2.0
 """Longest pause of a relay after failures, in seconds."""
-HEDGE_S = 0.05
-"""After so many seconds without an answer the next relays are asked too."""
+MANIFEST_HEDGE_S = 0.05
+"""Seconds without an answer after which further relays are asked for a manifest, too."""
 
 T = TypeVar("T")
 
@@ -137,7 +140,7 @@ class Transfer:
                 ranked, more = ranked[more:], 2 * more
                 done, running = await asyncio.wait(
                     running,
-                    timeout=HEDGE_S if ranked else None,
+                    timeout=MANIFEST_HEDGE_S if ranked else None,
                     return_when=asyncio.FIRST_COMPLETED,
                 )
                 for task in done:

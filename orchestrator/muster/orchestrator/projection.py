@@ -92,8 +92,7 @@ class StreamProgress:
     def add(self, version: PolicyVersion, training: TrainingRecipe, refill: int = 0) -> None:
         """Append one accepted record to the stream; `refill` is that of the step, see
         `note_figures`."""
-        # Training step s starts from version s - 1, which is the newest version then.
-        if self.step - 1 - version > training.max_async_level:
+        if not training.may_train_on(version, self.step):
             self.dropped += 1
             return
         self.filled += 1

@@ -16,9 +16,10 @@ from muster.client.validator.batches import SlotIndex, claim_in, slot_in, slots_
 from muster.client.validator.checking_proofs import Proof
 from muster.client.validator.checks import ClaimedWork, check_claim, check_file, conduct_of
 from muster.client.validator.decoding import FileDecoder
+from muster.client.validator.examiner import read_rows
 from muster.client.validator.judging import Judgement, Rules, outcome_record, unread
 from muster.client.validator.replay import Statistic, measure, replay_rows
-from muster.client.validator.soundness import examine_surely, own_trouble, read_rows
+from muster.client.validator.soundness import examine_surely, own_trouble
 from muster.protocol.encoding import file_hash
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Address, RunId

@@ -35,12 +35,12 @@ from muster.client.validator.calls import ASK_S, CallDuty
 from muster.client.validator.checking_proofs import Checked, CheckingDuty, Fingerprints
 from muster.client.validator.checks import ClaimedWork, FailedCheck
 from muster.client.validator.context import ValidatorContext
+from muster.client.validator.examiner import Examiner
 from muster.client.validator.judging import MISDECLARED, Judgement, outcome_record
 from muster.client.validator.records import JudgedBatch
 from muster.client.validator.soundness import (
     BEFORE_ACCUSING_S,
     CHECK_EVERY_S,
-    Examiner,
     Flaw,
     Soundness,
     fault_of_machine,

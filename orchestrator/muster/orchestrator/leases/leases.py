@@ -372,7 +372,7 @@ class Leases:
         """
         newest = self.projection.checkpoint
         assert newest is not None  # there is a ticket to give
-        if version is None or step - 1 - version > self.training.max_async_level:
+        if version is None or not self.training.may_train_on(version, step):
             return newest
         return self.projection.run.checkpoints.get(version, newest)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -148,9 +148,7 @@ class OutcomeCollector:
 
     async def agreed(self) -> list[Agreed]:
         """Return the outcomes to post now, ascending by batch."""
-        return [agreed async for agreed in self._agreed()]
-
-    async def _agreed(self) -> AsyncIterator[Agreed]:
+        found: list[Agreed] = []
         for batch, rows in await self._handed_in():
             quorum = self.projection.quorum_of(batch)
             calls = self._plan(batch, rows)
@@ -161,7 +159,8 @@ class OutcomeCollector:
             agreeing.sort(key=lambda row: row.validator not in calls.called)
             signers = sorted(agreeing[:quorum], key=lambda row: row.validator.lower())
             signatures = tuple(row.signature for row in signers)
-            yield Agreed(batch.header(), signers[0].records, signatures)
+            found.append(Agreed(batch.header(), signers[0].records, signatures))
+        return found
 
     async def calls(self, *, after: int = 0, limit: int) -> list[tuple[int, Calls]]:
         """Return the batches above an id for which outcomes are due, ascending, and their calls."""

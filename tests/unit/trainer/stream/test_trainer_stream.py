@@ -12,13 +12,13 @@ from trainer_fakes import FakeLedger, Feed, Item, make_recipe, make_rollouts, no
 
 from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.errors import ChainError, EncodingError
-from muster.protocol.ids import Hash32, PolicyVersion
+from muster.protocol.ids import Hash32, PolicyVersion, Step
 from muster.protocol.messages import OutcomeRecord
-from muster.protocol.recipe import Recipe
+from muster.protocol.recipe import Recipe, TrainingRecipe
 from muster.protocol.rollouts import Rollout, encode_rollouts
 from muster.protocol.seeds import target_length
 from muster.trainer.stream.filters import Drop
-from muster.trainer.stream.reader import Cursor, StepInput, StreamReader, is_stale, read_submission
+from muster.trainer.stream.reader import Cursor, StepInput, StreamReader, read_submission
 
 BASE = PolicyVersion(0)
 START = Cursor()
@@ -87,10 +87,11 @@ async def test_stale_file_is_not_even_fetched() -> None:
     assert stale not in feed.files.asked
 
 
-@pytest.mark.parametrize(("age", "expected"), [(0, False), (2, False), (3, True), (-1, False)])
+@pytest.mark.parametrize(("age", "expected"), [(0, True), (2, True), (3, False), (-1, True)])
 def test_staleness_is_counted_in_versions(age: int, expected: bool) -> None:
-    record = Feed().ledger.accept(keccak(b"x"), version=7)
-    assert is_stale(record, PolicyVersion(7 + age), 2) is expected
+    training = TrainingRecipe(submissions_per_step=1, max_async_level=2)
+    # Step 8 + age starts from version 7 + age.
+    assert training.may_train_on(PolicyVersion(7), Step(8 + age)) is expected
 
 
 def _mutated(row: int, **changes: object) -> list[Rollout]:

@@ -263,8 +263,8 @@ class StreamReader:
     ) -> Drop | None:
         if record.file_hash in seen:
             return Drop.DUPLICATE
-        is_old = is_stale(record, newest, self._recipe.training.max_async_level)
-        return Drop.STALE if is_old else None
+        training, step = self._recipe.training, Step(newest + 1)
+        return None if training.may_train_on(record.policy_version, step) else Drop.STALE
 
     async def _wait_for_records(
         self, cursor: Cursor, newest: PolicyVersion, found: _Collection
@@ -329,11 +329,6 @@ def _step_input(start: Cursor, found: _Collection) -> StepInput:
         uses=sorted(found.uses, key=lambda use: use.position),
         parts=sieve.parts,
     )
-
-
-def is_stale(record: OutcomeRecord, newest: PolicyVersion, max_async_level: int) -> bool:
-    """Tell whether a record's policy is more than `max_async_level` versions behind the newest."""
-    return newest - record.policy_version > max_async_level
 
 
 def _fields(item: StreamItem) -> dict[str, object]:
