@@ -33,7 +33,7 @@ from benchmarks.inference.size import PROOF, examination, examined_again
 
 from muster.inference import decode_loop
 from muster.inference.calibrated_limits import FLOORS, chunk_limits
-from muster.inference.engine import ClaimedSample, Completion, EngineRoom, Request
+from muster.inference.engine import Completion, Request, Room, Sample
 from muster.inference.layer_math import math_on
 from muster.inference.transformers_engine import TransformersEngine
 from muster.inference.vllm.engine import VllmEngine
@@ -143,7 +143,7 @@ def _judged(
     ]
     made = maker.generate(asked, proof=PROOF)
     claimed = [
-        ClaimedSample(r.prompt_tokens, c.tokens, r.seed, c.proofs)
+        Sample(r.prompt_tokens, c.tokens, r.seed, c.proofs)
         for r, c in zip(asked, made, strict=True)
     ]
     seen = judge.examine(claimed, proof=PROOF, temperature=WARMTH)
@@ -245,7 +245,7 @@ def measure_vllm_speed(setup: Setup) -> Figures:
     calls = setup.pick(1, CALLS) + 1
     longest = len(asked[0].prompt_tokens) + asked[0].max_new_tokens
     with closing(
-        VllmEngine("bfloat16", device=setup.device, room=EngineRoom(context=longest), python=python)
+        VllmEngine("bfloat16", device=setup.device, room=Room(context=longest), python=python)
     ) as engine:
         engine.load_policy(model, PolicyVersion(1))
         ours = [rate(setup, lambda: engine.generate(asked, proof=PROOF)) for _ in range(calls)][1:]

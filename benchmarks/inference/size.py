@@ -42,7 +42,7 @@ from benchmarks.training.export import SHAPES, forget_peak, resident_bytes
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from muster.inference.engine import ClaimedSample, Examined, Request, Share
+from muster.inference.engine import Examined, Request, Sample, Share
 from muster.inference.transformers_engine import TransformersEngine
 from muster.inference.vllm import frames
 from muster.protocol.encoding import keccak
@@ -64,7 +64,7 @@ Figures = tuple[dict[str, float], dict[str, Any]]
 class Examination:
     """Results of examining samples."""
 
-    samples: list[ClaimedSample]
+    samples: list[Sample]
     found: list[Examined]
     generate_s: float
     """Time of generating them."""
@@ -129,7 +129,7 @@ def measure_long(run: Run) -> Figures:
         pair = tuple(range(PROMPT)), tuple(7 * i % VOCAB for i in range(count - PROMPT))
         proof = PRIME.to_bytes(2, "big") + bytes(2 * PROOF.topk)
         proofs = [proof] * -(-len(pair[1]) // PROOF.chunk_tokens)
-        run.engine.examine([ClaimedSample(*pair, 1, proofs)], proof=PROOF, temperature=1.0)
+        run.engine.examine([Sample(*pair, 1, proofs)], proof=PROOF, temperature=1.0)
 
     examine(8 * PROMPT)
     before, started = resident_bytes("VmRSS"), time.process_time()
@@ -154,7 +154,7 @@ def examination(
     block = sum(len(completion.tokens) for completion in made)
     shares = _shares(block, 0)
     claimed = [
-        ClaimedSample(r.prompt_tokens, c.tokens, r.seed, c.proofs, shares)
+        Sample(r.prompt_tokens, c.tokens, r.seed, c.proofs, shares)
         for r, c in zip(asked, made, strict=True)
     ]
     started = clock()

@@ -19,7 +19,7 @@ from muster.client.run_documents import await_orchestrator
 from muster.client.settings import EngineSettings, NodeSettings
 from muster.client.tickets import longest_sample
 from muster.inference import InferenceEngine
-from muster.inference.engine import EngineRoom
+from muster.inference.engine import Room
 from muster.inference.loading import load_as, load_process
 from muster.lifecycle import ComputeThread
 from muster.protocol.eip712 import Domain
@@ -116,9 +116,9 @@ def make_engine(settings: EngineSettings) -> InferenceEngine:
     return load(settings.dtype, settings.device)
 
 
-def room_of(settings: EngineSettings) -> EngineRoom:
+def room_of(settings: EngineSettings) -> Room:
     """Return the limits of the engine on its machine."""
-    return EngineRoom(
+    return Room(
         context=settings.context,
         memory_share=settings.memory_share,
         max_rows=settings.max_rows,

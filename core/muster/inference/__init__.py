@@ -6,10 +6,10 @@ need; `muster.inference.dialogue` does.
 """
 
 from muster.inference.engine import (
-    ClaimedSample as ClaimedSample,
     Completion as Completion,
     Examined as Examined,
     InferenceEngine as InferenceEngine,
     Request as Request,
+    Sample as Sample,
 )
 from muster.inference.sampling import gumbel_noise as gumbel_noise

@@ -21,7 +21,7 @@ from muster.inference.device_proofs import (
     start_signing,
     start_verifying,
 )
-from muster.inference.engine import ClaimedSample, Examined, Replayed
+from muster.inference.engine import Examined, Replayed, Sample
 from muster.inference.examining import (
     Block,
     ClaimedTokens,
@@ -97,7 +97,7 @@ def _is_host(values: torch.Tensor) -> bool:
 
 
 def examine_rows(
-    samples: Sequence[ClaimedSample],
+    samples: Sequence[Sample],
     hidden: Sequence[torch.Tensor],
     logits_of: Callable[[torch.Tensor], torch.Tensor],
     *,
@@ -127,14 +127,14 @@ def examine_rows(
 
 
 def _prove_at_once(
-    samples: Sequence[ClaimedSample], hidden: Sequence[torch.Tensor], proof: ProofRecipe
+    samples: Sequence[Sample], hidden: Sequence[torch.Tensor], proof: ProofRecipe
 ) -> Callable[[], ProofFindings]:
     proven = prove_host(samples, [to_patterns(hidden_TH) for hidden_TH in hidden], proof)
     return lambda: proven
 
 
 def _prove_device(
-    samples: Sequence[ClaimedSample], hidden: Sequence[torch.Tensor], proof: ProofRecipe
+    samples: Sequence[Sample], hidden: Sequence[torch.Tensor], proof: ProofRecipe
 ) -> Callable[[], ProofFindings]:
     """Return a function that returns what `prove_host` does for hidden states on a device, computed
     there, once the device has done all it was told.

@@ -24,7 +24,7 @@ from muster.toploc import ChunkResult
 
 
 @dataclass(frozen=True, slots=True)
-class EngineRoom:
+class Room:
     """The resources of its machine that an engine may use."""
 
     context: int | None = None
@@ -38,7 +38,7 @@ class EngineRoom:
     """Most tokens of one step, prompts included; None for the engine to choose."""
 
 
-ROOM = EngineRoom()
+ROOM = Room()
 """The default resources of an engine."""
 
 
@@ -111,7 +111,7 @@ class Redraw:
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimedSample:
+class Sample:
     """A completion to examine, as its worker claims it."""
 
     prompt_tokens: tuple[int, ...]
@@ -203,7 +203,7 @@ class InferenceEngine(Protocol):
         """
 
     def examine(
-        self, samples: Sequence[ClaimedSample], *, proof: ProofRecipe, temperature: float
+        self, samples: Sequence[Sample], *, proof: ProofRecipe, temperature: float
     ) -> list[Examined]:
         """Return what the policy shows of every sample.
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from muster.inference.engine import ClaimedSample, InferenceEngine, Request
+from muster.inference.engine import InferenceEngine, Request, Sample
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ConfigError, ProofError
 from muster.protocol.ids import PolicyVersion
@@ -91,9 +91,7 @@ class EngineJudge:
             return "the reply ends elsewhere"
         if self._engine.decode(opinion.tokens) != opinion.text:
             return "the text is not that of the tokens"
-        sample = ClaimedSample(
-            self._tokens(prompt), opinion.tokens, seed_of(prompt), opinion.proofs
-        )
+        sample = Sample(self._tokens(prompt), opinion.tokens, seed_of(prompt), opinion.proofs)
         try:
             with self._turn:
                 [found] = self._engine.examine([sample], proof=PROOF, temperature=TEMPERATURE)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from muster.inference.engine import ClaimedSample, Examined, Replayed
+from muster.inference.engine import Examined, Replayed, Sample
 from muster.inference.sampling import replay_block
 from muster.protocol.recipe import ProofRecipe
 from muster.toploc import ChunkResult, verify_proofs_many
@@ -96,7 +96,7 @@ class ProofFindings(NamedTuple):
 
 
 def examine(
-    samples: Sequence[ClaimedSample],
+    samples: Sequence[Sample],
     prove: Callable[[], ProofFindings],
     block_of: Callable[[slice], Block],
     send: Callable[[ClaimedTokens], Any] | None = None,
@@ -135,7 +135,7 @@ def examine(
 
 
 def prove_host(
-    samples: Sequence[ClaimedSample], hidden: Sequence[Patterns], proof: ProofRecipe
+    samples: Sequence[Sample], hidden: Sequence[Patterns], proof: ProofRecipe
 ) -> ProofFindings:
     """Return the findings about samples from hidden states [T, H] in this process's memory.
 
@@ -173,7 +173,7 @@ def _replayed(
     return made, odds
 
 
-def _claimed(samples: Sequence[ClaimedSample]) -> list[ClaimedTokens]:
+def _claimed(samples: Sequence[Sample]) -> list[ClaimedTokens]:
     """Return the own choices of all samples' rows, then those of each redraw."""
     lengths = [len(sample.completion_tokens) for sample in samples]
     positions_N = np.concatenate([np.arange(n, dtype=np.uint64) for n in lengths])
@@ -202,7 +202,7 @@ def _by_sample(blocks: list[Replayed], cuts: npt.NDArray[np.int64]) -> list[Repl
 
 
 def examine_whole(
-    samples: Sequence[ClaimedSample],
+    samples: Sequence[Sample],
     computed: Sequence[Recomputed],
     *,
     eos: Iterable[int],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from muster.inference.engine import ROOM, EngineRoom, InferenceEngine
+from muster.inference.engine import ROOM, InferenceEngine, Room
 from muster.protocol.errors import ConfigError
 
 Dtype = Literal["float32", "bfloat16"]
@@ -20,16 +20,14 @@ def engine_of(options: Mapping[str, Any]) -> InferenceEngine:
     return load(options["dtype"] or "float32", options["device"] or "cpu")
 
 
-def load_as(
-    engine: str, threads: int, room: EngineRoom = ROOM, tensor_parallel: int = 1
-) -> EngineLoader:
+def load_as(engine: str, threads: int, room: Room = ROOM, tensor_parallel: int = 1) -> EngineLoader:
     """Return the loader of an engine, by the engine's name."""
     if engine == "vllm":
         return load_vllm(threads, room, tensor_parallel)
     return load_transformers(threads, room)
 
 
-def load_vllm(threads: int, room: EngineRoom = ROOM, tensor_parallel: int = 1) -> EngineLoader:
+def load_vllm(threads: int, room: Room = ROOM, tensor_parallel: int = 1) -> EngineLoader:
     """Return the loader of vLLM, which runs in its own process and environment."""
 
     def load(dtype: Dtype, device: str) -> InferenceEngine:
@@ -42,7 +40,7 @@ def load_vllm(threads: int, room: EngineRoom = ROOM, tensor_parallel: int = 1) -
     return load
 
 
-def load_transformers(threads: int, room: EngineRoom = ROOM) -> EngineLoader:
+def load_transformers(threads: int, room: Room = ROOM) -> EngineLoader:
     """Return the loader of transformers, which runs any Hugging Face causal language model."""
 
     def load(dtype: Dtype, device: str) -> InferenceEngine:
@@ -54,7 +52,7 @@ def load_transformers(threads: int, room: EngineRoom = ROOM) -> EngineLoader:
     return load
 
 
-def load_process(threads: int, room: EngineRoom = ROOM) -> EngineLoader:
+def load_process(threads: int, room: Room = ROOM) -> EngineLoader:
     """Return the loader of transformers in its own process, beside others of the same worker."""
 
     def load(dtype: Dtype, device: str) -> InferenceEngine:

@@ -19,12 +19,12 @@ import torch
 from muster.inference.blocks import examine_rows
 from muster.inference.calibration_plan import PLAIN, Way
 from muster.inference.engine import (
-    ClaimedSample,
     Completion,
     Examined,
     InferenceEngine,
     Redraw,
     Request,
+    Sample,
 )
 from muster.inference.forgers import RecomputedChunks
 from muster.inference.forward import Forward, Tokens, WholeBatch, pad_left, to_patterns
@@ -86,14 +86,12 @@ class Delivery:
         asked = [request.prompt_tokens for request in self.requests]
         return list(zip(asked, [c.tokens for c in self.completions], strict=True))
 
-    def samples(self, redraws: Sequence[tuple[Redraw, ...]] = ()) -> list[ClaimedSample]:
+    def samples(self, redraws: Sequence[tuple[Redraw, ...]] = ()) -> list[Sample]:
         """Return the samples for a validator; `redraws` are those of each sample, or empty."""
         rows = zip(
             self.requests, self.completions, redraws or [()] * len(self.requests), strict=True
         )
-        return [
-            ClaimedSample(r.prompt_tokens, c.tokens, r.seed, c.proofs, (), d) for r, c, d in rows
-        ]
+        return [Sample(r.prompt_tokens, c.tokens, r.seed, c.proofs, (), d) for r, c, d in rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +246,7 @@ class OwnParty(Party):
         return found
 
     def _examine_rows(
-        self, samples: Sequence[ClaimedSample], hidden: Sequence[torch.Tensor]
+        self, samples: Sequence[Sample], hidden: Sequence[torch.Tensor]
     ) -> list[Examined]:
         engine, recipe = self.engine, self.recipe
         return examine_rows(

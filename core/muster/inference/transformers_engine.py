@@ -23,11 +23,11 @@ from muster.inference.decode_loop import Decode, DecodingRows
 from muster.inference.device_proofs import build_proofs
 from muster.inference.engine import (
     ROOM,
-    ClaimedSample,
     Completion,
-    EngineRoom,
     Examined,
     Request,
+    Room,
+    Sample,
     Watch,
     require_fits,
     require_samplable,
@@ -99,7 +99,7 @@ class TransformersEngine:
         *,
         threads: int = 1,
         device: str = "cpu",
-        room: EngineRoom = ROOM,
+        room: Room = ROOM,
         cache_bytes: int | None = None,
         lean: bool = True,
     ) -> None:
@@ -242,7 +242,7 @@ class TransformersEngine:
                     return
 
     def examine(
-        self, samples: Sequence[ClaimedSample], *, proof: ProofRecipe, temperature: float
+        self, samples: Sequence[Sample], *, proof: ProofRecipe, temperature: float
     ) -> list[Examined]:
         """Return what the policy shows of every sample."""
         made: dict[int, Examined] = {}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from muster.inference.calibration_plan import NumberFormat
-from muster.inference.engine import EngineRoom, InferenceEngine
+from muster.inference.engine import InferenceEngine, Room
 from muster.inference.transformers_engine import TransformersEngine
 from muster.inference.vllm.engine import ProcessEngine, VllmEngine
 from muster.inference.vllm.launcher import find_python
@@ -33,9 +33,7 @@ class Subject:
 def _transformers(dtype: NumberFormat, max_rows: int, *, lean: bool = True) -> Subject:
     @contextmanager
     def start(device: str) -> Iterator[InferenceEngine]:
-        yield TransformersEngine(
-            dtype, device=device, room=EngineRoom(max_rows=max_rows), lean=lean
-        )
+        yield TransformersEngine(dtype, device=device, room=Room(max_rows=max_rows), lean=lean)
 
     return Subject(dtype, start)
 
@@ -72,7 +70,7 @@ VLLM_SUBJECTS: dict[str, Subject] = {
     "vllm-float32-crowded": _process(
         VllmEngine,
         "float32",
-        room=EngineRoom(max_rows=6, batch_tokens=24),
+        room=Room(max_rows=6, batch_tokens=24),
         cache_bytes=8 * 32 * 2 * 2 * 2 * 32 * 4,
     ),
     "vllm-bfloat16": _process(VllmEngine, "bfloat16"),

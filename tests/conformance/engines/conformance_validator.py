@@ -12,7 +12,7 @@ from conformance_policy import HIDDEN, VOCABULARY
 
 from muster.inference.calibrated_limits import FLOORS, chunk_limits, sampler_limits
 from muster.inference.calibration_plan import NumberFormat
-from muster.inference.engine import ClaimedSample, Completion, Examined, InferenceEngine, Request
+from muster.inference.engine import Completion, Examined, InferenceEngine, Request, Sample
 from muster.protocol.recipe import ProofRecipe
 from muster.toploc import ChunkResult
 from muster.toploc.calibration import CalibratedModel, Calibration
@@ -42,7 +42,7 @@ def examined(
 ) -> list[Examined]:
     """Return what an engine finds in completions; all requests have the first one's temperature."""
     samples = [
-        ClaimedSample(r.prompt_tokens, c.tokens, r.seed, c.proofs)
+        Sample(r.prompt_tokens, c.tokens, r.seed, c.proofs)
         for r, c in zip(requests, made, strict=True)
     ]
     return engine.examine(samples, proof=PROOF, temperature=requests[0].temperature)

@@ -23,11 +23,11 @@ from conformance_subjects import Subject
 from conformance_validator import PROOF, least_limits, verdicts
 
 from muster.inference.engine import (
-    ClaimedSample,
     Completion,
     InferenceEngine,
     Redraw,
     Request,
+    Sample,
     Share,
     Watch,
 )
@@ -135,9 +135,7 @@ def test_findings_of_token_t_are_those_of_the_row_it_was_chosen_by(
     limits = least_limits(subject.dtype)
     tolerance, exponent_limit = (2e-3, 8) if subject.dtype == "float32" else (0.5, 32)
     samples = [
-        ClaimedSample(
-            r.prompt_tokens, e.tokens, r.seed ^ 1, made, redraws=(Redraw(r.seed, e.tokens),)
-        )
+        Sample(r.prompt_tokens, e.tokens, r.seed ^ 1, made, redraws=(Redraw(r.seed, e.tokens),))
         for r, e, made in zip(requests, expected, proofs, strict=True)
     ]
     for sample, found, truth in zip(
@@ -169,7 +167,7 @@ def test_projections_are_of_the_rows_of_each_sample(
     lengths = [len(completion.tokens) for completion in made]
     shares = [(Share(seed, 0, sum(lengths)),), (Share(seed, lengths[0], sum(lengths)),)]
     samples = [
-        ClaimedSample(r.prompt_tokens, c.tokens, r.seed, c.proofs, shares=of_sample)
+        Sample(r.prompt_tokens, c.tokens, r.seed, c.proofs, shares=of_sample)
         for r, c, of_sample in zip(requests, made, shares, strict=True)
     ]
     found = engine.examine(samples, proof=PROOF, temperature=1.0)
@@ -444,7 +442,7 @@ def test_samples_that_cannot_be_computed_are_refused(
     with pytest.raises(SampleUnfit):
         engine.prove([refused], proof=PROOF)
     with pytest.raises(SampleUnfit):
-        engine.examine([ClaimedSample(*refused, 1, [])], proof=PROOF, temperature=1.0)
+        engine.examine([Sample(*refused, 1, [])], proof=PROOF, temperature=1.0)
 
 
 def test_nothing_asked_gives_nothing(engine: InferenceEngine) -> None:

@@ -20,7 +20,7 @@ from transformers import (
     Qwen2MoeConfig,
 )
 
-from muster.inference.engine import ClaimedSample, Request
+from muster.inference.engine import Request, Sample
 from muster.inference.sampling import gumbel_noise
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.ids import PolicyVersion
@@ -117,7 +117,7 @@ def test_decoding_agrees_with_examining(folder: Path) -> None:
     engine = engine_on(folder)
     made = engine.generate(asked(30), proof=ProofRecipe())
     samples = [
-        ClaimedSample(r.prompt_tokens, c.tokens, r.seed, c.proofs)
+        Sample(r.prompt_tokens, c.tokens, r.seed, c.proofs)
         for r, c in zip(asked(), made, strict=True)
     ]
     for found in engine.examine(samples, proof=ProofRecipe(), temperature=1.0):

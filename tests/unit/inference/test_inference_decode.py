@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from muster.inference.decode_loop import Call, Decode
-from muster.inference.engine import ClaimedSample, EngineRoom, Progress, Request
+from muster.inference.engine import Progress, Request, Room, Sample
 from muster.inference.lean_rows import LeanRows
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.errors import EngineError
@@ -138,7 +138,7 @@ def test_calls_at_the_same_time_give_what_each_gives_alone(
 ) -> None:
     engine.lean = lean
     alone = [engine.generate(asked, proof=PROOF) for asked in CALLS]
-    for room in (EngineRoom(), EngineRoom(context=LENGTH)):
+    for room in (Room(), Room(context=LENGTH)):
         engine._room = room
         made = at_the_same_time(engine, CALLS)
         for calls in zip(made, alone, strict=True):
@@ -150,7 +150,7 @@ def test_calls_at_the_same_time_give_what_each_gives_alone(
 def test_calls_share_the_rows_of_an_engine_with_room(
     engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine._room, made = EngineRoom(context=LENGTH), []
+    engine._room, made = Room(context=LENGTH), []
     own = LeanRows.__init__
 
     def counted(self: LeanRows, *given: Any) -> None:
@@ -188,7 +188,7 @@ def test_what_ends_one_call_leaves_the_other_its_own(engine: TransformersEngine)
     def stop(_: Progress) -> None:
         raise Enough
 
-    engine._room = EngineRoom(context=LENGTH)
+    engine._room = Room(context=LENGTH)
     # Four samples end at once, so that the other call's rows come after those that are given up.
     first, other = drawn([2] * 4 + [40] * 5, 300, temperature=50.0), LONG
     alone = [c.tokens for c in engine.generate(other, proof=PROOF)]
@@ -201,7 +201,7 @@ def test_what_ends_one_call_leaves_the_other_its_own(engine: TransformersEngine)
 def test_a_failure_is_every_calls_and_the_next_one_is_none_the_worse(
     engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine._room, own = EngineRoom(context=LENGTH), LeanRows.step
+    engine._room, own = Room(context=LENGTH), LeanRows.step
 
     def fail(self: LeanRows, tokens: Any) -> Any:
         if len(engine._decodes[0].calls) == 2:
@@ -217,10 +217,10 @@ def test_a_failure_is_every_calls_and_the_next_one_is_none_the_worse(
 
 
 def test_samples_are_examined_while_others_are_generated(engine: TransformersEngine) -> None:
-    engine._room, found = EngineRoom(context=LENGTH), []
+    engine._room, found = Room(context=LENGTH), []
     (made,) = engine.generate(CALLS[0][:1], proof=PROOF)
     request = CALLS[0][0]
-    sample = ClaimedSample(request.prompt_tokens, made.tokens, request.seed, made.proofs)
+    sample = Sample(request.prompt_tokens, made.tokens, request.seed, made.proofs)
 
     def look(_: Progress) -> None:
         found.append(engine.examine([sample], proof=PROOF, temperature=1.0)[0])

@@ -18,12 +18,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from muster.inference.engine import (
-    ClaimedSample,
     Completion,
-    EngineRoom,
     Examined,
     InferenceEngine,
     Request,
+    Room,
+    Sample,
     set_aside_in,
 )
 from muster.inference.examining import Recomputed
@@ -50,9 +50,9 @@ def requests(
     return [Request(prompts[i // 4], drawn.getrandbits(64), 1.0, limit) for i in range(count)]
 
 
-def samples_of(asked: list[Request], made: list[Completion]) -> list[ClaimedSample]:
+def samples_of(asked: list[Request], made: list[Completion]) -> list[Sample]:
     return [
-        ClaimedSample(r.prompt_tokens, c.tokens, r.seed, c.proofs)
+        Sample(r.prompt_tokens, c.tokens, r.seed, c.proofs)
         for r, c in zip(asked, made, strict=True)
     ]
 
@@ -255,15 +255,15 @@ def test_examining_refuses_what_the_policy_cannot_compute(
     with pytest.raises(EngineError):
         engine.prove([sample], proof=PROOF)
     with pytest.raises(SampleUnfit):
-        engine.examine([ClaimedSample(*sample, 1, [])], proof=PROOF, temperature=1.0)
+        engine.examine([Sample(*sample, 1, [])], proof=PROOF, temperature=1.0)
 
 
 def test_a_sample_beyond_the_room_is_the_machines_fault_and_beyond_the_model_its_own(
     policy_folder: Path,
 ) -> None:
-    engine = TransformersEngine(room=EngineRoom(context=10))
+    engine = TransformersEngine(room=Room(context=10))
     engine.load_policy(policy_folder, PolicyVersion(0))
-    sample = ClaimedSample((1, 2), (3,) * 8, 1, [])
+    sample = Sample((1, 2), (3,) * 8, 1, [])
     assert len(engine.generate([Request((1, 2), 1, 1.0, 8)], proof=ProofRecipe())) == 1
     with pytest.raises(EngineError, match="3 prompt and 8 new tokens exceed the 10") as caught:
         engine.generate([Request((1, 2, 3), 1, 1.0, 8)], proof=ProofRecipe())
@@ -278,7 +278,7 @@ def test_a_sample_beyond_the_room_is_the_machines_fault_and_beyond_the_model_its
 
 
 def test_weights_and_samples_share_the_memory(policy_folder: Path) -> None:
-    roomy, narrow = TransformersEngine(), TransformersEngine(room=EngineRoom(memory_share=1e-9))
+    roomy, narrow = TransformersEngine(), TransformersEngine(room=Room(memory_share=1e-9))
     for engine, rows in ((roomy, 6), (narrow, 1)):
         engine.load_policy(policy_folder, PolicyVersion(0))
         assert engine._rows_for(6, 6).room() == rows
@@ -436,7 +436,7 @@ def test_policy_that_computes_nan_is_refused(policy_folder: Path, tmp_path: Path
     with pytest.raises(EngineError, match="computes nonsense"):
         engine.prove([((1, 2), (3,))], proof=PROOF)
     # For a stranger's sample the engine cannot know whose fault it is.
-    sample = ClaimedSample((1, 2), (3,), 1, build_proofs(np.ones((1, 64), np.float32)))
+    sample = Sample((1, 2), (3,), 1, build_proofs(np.ones((1, 64), np.float32)))
     with pytest.raises(ProofError, match="NaN"):
         engine.examine([sample], proof=PROOF, temperature=1.0)
 

@@ -11,7 +11,7 @@ from worlds.replays import replay_sample
 
 from muster.inference import blocks, examining, sampler
 from muster.inference.blocks import DeviceBlock, DeviceChoices, examine_rows
-from muster.inference.engine import ClaimedSample, Examined, Redraw, Share
+from muster.inference.engine import Examined, Redraw, Sample, Share
 from muster.inference.examining import ClaimedTokens, HostBlock, Recomputed, examine_whole
 from muster.inference.sampling import gumbel_noise
 from muster.protocol.errors import ProofError
@@ -32,9 +32,9 @@ def hidden_of(length: int) -> torch.Tensor:
     return torch.randn(length, WIDTH, generator=torch.Generator().manual_seed(length))
 
 
-def sample(length: int, first: int) -> ClaimedSample:
+def sample(length: int, first: int) -> Sample:
     tokens = tuple(7 * i % VOCAB for i in range(length))
-    return ClaimedSample(
+    return Sample(
         (1, 2),
         tokens,
         (1 << 63) + length,
@@ -136,7 +136,7 @@ def test_what_is_computed_already_is_examined_alike() -> None:
 @pytest.mark.parametrize("proofs", [0, 1, 3])
 def test_another_number_of_proofs_is_refused(proofs: int) -> None:
     asked = SAMPLES[2]
-    forged = ClaimedSample((1,), asked.completion_tokens, 1, (list(asked.proofs) * 2)[:proofs])
+    forged = Sample((1,), asked.completion_tokens, 1, (list(asked.proofs) * 2)[:proofs])
     with pytest.raises(ProofError, match="proofs for 2 chunks"):
         examine_rows(
             [forged],
@@ -154,7 +154,7 @@ def test_the_right_choices_have_no_margin() -> None:
     logits = logits_of(hidden).numpy()
     scores = logits / np.float32(T) + gumbel_noise([3] * 6, range(6), VOCAB)
     tokens = tuple(scores.argmax(axis=1).tolist())
-    asked = ClaimedSample((1,), tokens, 3, build_proofs(hidden, chunk_tokens=4, topk=8))
+    asked = Sample((1,), tokens, 3, build_proofs(hidden, chunk_tokens=4, topk=8))
     (found,) = examine_rows(
         [asked],
         [hidden],

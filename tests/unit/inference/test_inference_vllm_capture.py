@@ -11,7 +11,7 @@ import pytest
 import torch
 from worlds.replays import replay_sample
 
-from muster.inference.engine import ClaimedSample
+from muster.inference.engine import Sample
 from muster.inference.vllm.capture import ChosenRows, HiddenStates, PromptRows
 from muster.inference.vllm.frames import PolicyShape
 from muster.protocol.errors import ProofError
@@ -186,7 +186,7 @@ def test_extension_examines_the_kept_rows() -> None:
     proofs = extension.muster_build(0, "a", proof)
     assert proofs == build_proofs(own[1:], chunk_tokens=2, topk=8)
     shape = PolicyShape(H, 3, frozenset({2}), 64)
-    sample = ClaimedSample((1, 2), (0, 1, 2), 7, proofs)
+    sample = Sample((1, 2), (0, 1, 2), 7, proofs)
     found = extension.muster_examine(0, "a", sample, shape, proof, 0.5)
     logits = (own[1:, :3] * 2).numpy()
     margins, expected = replay_sample(logits, (0, 1, 2), 7, 0.5)

@@ -14,12 +14,12 @@ import pytest
 import vllm_double
 
 from muster.inference.engine import (
-    ClaimedSample,
     Examined,
     InferenceEngine,
     Progress,
     Redraw,
     Request,
+    Sample,
     Share,
 )
 from muster.inference.vllm.engine import Patience, VllmEngine
@@ -109,8 +109,8 @@ def test_answers_come_in_the_order_asked_with_their_proofs(serving: VllmEngine) 
 
 
 SAMPLES = [
-    ClaimedSample((1,), (5, 6, 7), 9, [b"abc", b"d"]),
-    ClaimedSample(
+    Sample((1,), (5, 6, 7), 9, [b"abc", b"d"]),
+    Sample(
         (1, 2),
         (8,),
         2**64 - 1,

@@ -14,7 +14,7 @@ import pytest
 import vllm_double
 from hypothesis import given, strategies as st
 
-from muster.inference.engine import ClaimedSample, Completion, Redraw, Request, Share
+from muster.inference.engine import Completion, Redraw, Request, Sample, Share
 from muster.inference.vllm import frames
 from muster.inference.vllm.frames import (
     MAX_BODY_BYTES,
@@ -49,12 +49,12 @@ SHARES = st.builds(
 
 
 @st.composite
-def sample(draw: st.DrawFn) -> ClaimedSample:
+def sample(draw: st.DrawFn) -> Sample:
     tokens = draw(TOKENS)
     others = st.lists(st.integers(0, 2**31 - 1), min_size=len(tokens), max_size=len(tokens)).map(
         tuple
     )
-    return ClaimedSample(
+    return Sample(
         draw(TOKENS),
         tokens,
         draw(SEEDS),
@@ -150,7 +150,7 @@ def test_pairs_round_trip(pairs: list[tuple[tuple[int, ...], tuple[int, ...]]]) 
 
 
 @given(st.lists(SAMPLES))
-def test_samples_round_trip(samples: list[ClaimedSample]) -> None:
+def test_samples_round_trip(samples: list[Sample]) -> None:
     frame = carried(frames.examine_frame(samples, 32, 128, 0.7))
     assert frames.samples_of(frame) == samples
     assert (frame.header["proof"], frame.header["temperature"]) == ([32, 128], 0.7)
@@ -184,7 +184,7 @@ def test_completion_that_answers_something_else_is_caught(lie: dict[str, object]
 
 
 @given(SAMPLES, st.integers(0, 3))
-def test_findings_round_trip(sample: ClaimedSample, place: int) -> None:
+def test_findings_round_trip(sample: Sample, place: int) -> None:
     found = vllm_double.found_in(sample)
     frame = carried(frames.examined_frame(place, found))
     got_place, got = frames.examined_of(frame, [sample] * 4)
@@ -194,7 +194,7 @@ def test_findings_round_trip(sample: ClaimedSample, place: int) -> None:
 
 @pytest.mark.parametrize("lie", [{"place": 4}, {"place": -1}, {"place": None}, {"place": 0}])
 def test_findings_of_something_else_are_caught(lie: dict[str, object]) -> None:
-    sample = ClaimedSample((1,), (2, 3), 4, [b"a"])
+    sample = Sample((1,), (2, 3), 4, [b"a"])
     asked = [replace(sample, completion_tokens=(2,)), sample, sample, sample]
     frame = frames.examined_frame(3, vllm_double.found_in(sample))
     assert frames.examined_of(frame, asked)[0] == 3
@@ -203,7 +203,7 @@ def test_findings_of_something_else_are_caught(lie: dict[str, object]) -> None:
 
 
 def test_chunks_that_are_no_numbers_are_caught() -> None:
-    sample = ClaimedSample((1,), (2, 3), 4, [b"a"])
+    sample = Sample((1,), (2, 3), 4, [b"a"])
     frame = frames.examined_frame(0, vllm_double.found_in(sample))
     body = frame.body[:18] + np.full(6, np.nan).tobytes()
     with pytest.raises(ChannelBroken, match="no numbers"):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from muster.chain import Chain, RunConfig, RunTerms
-from muster.inference.engine import ClaimedSample, Request
+from muster.inference.engine import Request, Sample
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ConfigError, StorageError, TaskError
@@ -398,7 +398,7 @@ def measure_check(
     ]
     made = engine.generate(asked, proof=recipe.proof)
     samples = [
-        ClaimedSample(each.prompt_tokens, found.tokens, each.seed, found.proofs)
+        Sample(each.prompt_tokens, found.tokens, each.seed, found.proofs)
         for each, found in zip(asked, made, strict=True)
     ]
     tokens = sum(len(each.prompt_tokens) + len(each.completion_tokens) for each in samples)

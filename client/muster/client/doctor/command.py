@@ -34,14 +34,14 @@ from muster.protocol.ids import Address, to_address
 if TYPE_CHECKING:
     from muster.api import OrchestratorApi
     from muster.chain import Chain, RunView
-    from muster.inference.engine import EngineRoom
+    from muster.inference.engine import Room
     from muster.inference.loading import Dtype, EngineLoader
 
 MARKS = {State.OK: "ok", State.WARN: "warn", State.FAIL: "FAIL", State.SKIP: "-"}
 COLOURS = {State.OK: "green", State.WARN: "yellow", State.FAIL: "red", State.SKIP: "bright_black"}
 
 
-def _default_room() -> EngineRoom:
+def _default_room() -> Room:
     # Imported late: it imports numpy, which --help does not need.
     from muster.inference.engine import ROOM
 
@@ -80,7 +80,7 @@ class Examination:
     """CPU threads of the model."""
     tensor_parallel: int = 1
     """Number of GPUs for one model."""
-    room: EngineRoom = field(default_factory=_default_room)
+    room: Room = field(default_factory=_default_room)
     """Memory limits of the engine."""
     proves: bool = True
     """Whether rollouts are generated and checked."""
@@ -398,7 +398,7 @@ def doctor(**options: Any) -> None:
 
 def _asked(options: dict[str, Any]) -> Examination:
     from muster.client.settings import devices_of, places_of
-    from muster.inference.engine import EngineRoom
+    from muster.inference.engine import Room
 
     rpc, deployments = endpoint(options)
     engine = ("engine", "dtype", "device", "threads", "tensor_parallel")
@@ -408,7 +408,7 @@ def _asked(options: dict[str, Any]) -> Examination:
         named["devices"] = places_of(
             devices_of(options["devices"]), options["tensor_parallel"] or 1
         )
-    named["room"] = EngineRoom(**{name: options[name] for name in room if options[name]})
+    named["room"] = Room(**{name: options[name] for name in room if options[name]})
     return Examination(
         run=options["run"],
         rpc=rpc,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from muster.inference import ClaimedSample, Examined, InferenceEngine
+from muster.inference import Examined, InferenceEngine, Sample
 from muster.inference.engine import Share
 from muster.protocol.errors import EngineError, SampleUnfit
 from muster.protocol.recipe import ProofRecipe, Recipe
@@ -57,7 +57,7 @@ def replay_rows(
     memory is short, the rows are examined in halves.
     """
     samples = [
-        ClaimedSample(
+        Sample(
             row.prompt_tokens,
             row.completion_tokens,
             row.sampling_seed,
@@ -70,9 +70,7 @@ def replay_rows(
     return [_replay(row, each, engine.eos_token_ids) for row, each in zip(rows, found, strict=True)]
 
 
-def _examine(
-    samples: Sequence[ClaimedSample], engine: InferenceEngine, recipe: Recipe
-) -> list[Examined]:
+def _examine(samples: Sequence[Sample], engine: InferenceEngine, recipe: Recipe) -> list[Examined]:
     temperature = recipe.sampling.temperature
     try:
         return engine.examine(samples, proof=recipe.proof, temperature=temperature)

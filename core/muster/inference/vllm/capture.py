@@ -21,7 +21,7 @@ import torch
 
 from muster.inference.blocks import examine_rows
 from muster.inference.device_proofs import build_proofs, builder_on
-from muster.inference.engine import ClaimedSample, Examined
+from muster.inference.engine import Examined, Sample
 from muster.inference.forward import to_rows
 from muster.inference.vllm.frames import PolicyShape
 from muster.protocol.errors import ProofError
@@ -82,7 +82,7 @@ class HiddenStates:
         self,
         call: int,
         request: str,
-        sample: ClaimedSample,
+        sample: Sample,
         shape: PolicyShape,
         proof: ProofRecipe,
         temperature: float,

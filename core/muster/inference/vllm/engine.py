@@ -17,12 +17,12 @@ from typing import ClassVar, Literal, TypeVar
 
 from muster.inference.engine import (
     ROOM,
-    ClaimedSample,
     Completion,
-    EngineRoom,
     Examined,
     Progress,
     Request,
+    Room,
+    Sample,
     Watch,
     require_fits,
     require_samplable,
@@ -88,7 +88,7 @@ class ProcessEngine:
 
     HOSTS: ClassVar[Literal["transformers", "vllm"]] = "transformers"
     BATCH_TOKENS: ClassVar[int | None] = None
-    """Default of `EngineRoom.batch_tokens`; None for the engine to choose."""
+    """Default of `Room.batch_tokens`; None for the engine to choose."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class ProcessEngine:
         *,
         threads: int = 1,
         device: str = "cpu",
-        room: EngineRoom = ROOM,
+        room: Room = ROOM,
         cache_bytes: int | None = None,
         tensor_parallel: int = 1,
         python: Path | None = None,
@@ -210,7 +210,7 @@ class ProcessEngine:
             )
 
     def examine(
-        self, samples: Sequence[ClaimedSample], *, proof: ProofRecipe, temperature: float
+        self, samples: Sequence[Sample], *, proof: ProofRecipe, temperature: float
     ) -> list[Examined]:
         """Return what the policy shows of every sample."""
         sizes = proof.chunk_tokens, proof.topk

@@ -28,13 +28,13 @@ from typing import Any
 import numpy as np
 
 from muster.inference.engine import (
-    ClaimedSample,
     Completion,
     Examined,
     Progress,
     Redraw,
     Replayed,
     Request,
+    Sample,
     Share,
 )
 from muster.protocol.ids import Hash32
@@ -330,7 +330,7 @@ def pairs_of(frame: Frame) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
 
 
 def examine_frame(
-    samples: Sequence[ClaimedSample], chunk_tokens: int, topk: int, temperature: float
+    samples: Sequence[Sample], chunk_tokens: int, topk: int, temperature: float
 ) -> Frame:
     """Return the question for the findings about samples."""
     header = {
@@ -361,7 +361,7 @@ def examine_frame(
     return Frame(header, ids + b"".join(proof for sample in samples for proof in sample.proofs))
 
 
-def samples_of(frame: Frame) -> list[ClaimedSample]:
+def samples_of(frame: Frame) -> list[Sample]:
     """Return the samples of an `examine_frame`."""
     asked = frame.header["samples"]
     lengths = [[each["prompt"], *[each["tokens"]] * (1 + len(each["redraws"]))] for each in asked]
@@ -369,7 +369,7 @@ def samples_of(frame: Frame) -> list[ClaimedSample]:
     rows = iter(unpack(frame.body[:ids], [length for of_sample in lengths for length in of_sample]))
     proofs = _split(frame.body, ids, [size for each in asked for size in each["proofs"]])
     return [
-        ClaimedSample(
+        Sample(
             prompt_tokens=next(rows),
             completion_tokens=next(rows),
             seed=each["seed"],
@@ -402,7 +402,7 @@ def examined_frame(place: int, found: Examined) -> Frame:
     return Frame({"kind": "examined", "place": place}, b"".join(parts))
 
 
-def examined_of(frame: Frame, samples: Sequence[ClaimedSample]) -> tuple[int, Examined]:
+def examined_of(frame: Frame, samples: Sequence[Sample]) -> tuple[int, Examined]:
     """Return the place and findings of a frame; raises ChannelBroken unless it answers one of the
     samples asked about, in full.
     """

@@ -20,14 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from muster.inference.engine import (
-    ClaimedSample,
-    Completion,
-    EngineRoom,
-    Examined,
-    Progress,
-    Request,
-)
+from muster.inference.engine import Completion, Examined, Progress, Request, Room, Sample
 from muster.inference.vllm.frames import (
     Channel,
     ChannelBroken,
@@ -248,7 +241,7 @@ class HostedTransformers:
             options["dtype"],
             threads=options["threads"],
             device=device,
-            room=EngineRoom(**{name: options[name] for name in room}),
+            room=Room(**{name: options[name] for name in room}),
         )
         self.swap(folder)
 
@@ -290,12 +283,7 @@ class HostedTransformers:
             tick(None)
 
     def examine(
-        self,
-        samples: Sequence[ClaimedSample],
-        proof: ProofRecipe,
-        temperature: float,
-        *,
-        tick: Tick,
+        self, samples: Sequence[Sample], proof: ProofRecipe, temperature: float, *, tick: Tick
     ) -> Iterator[tuple[int, Examined]]:
         """Yield every sample's place and findings."""
         for first in range(0, len(samples), _TOGETHER):

@@ -18,7 +18,7 @@ import psutil
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoTokenizer
 
-from muster.inference.engine import ClaimedSample, Completion, Examined, Progress, Request
+from muster.inference.engine import Completion, Examined, Progress, Request, Sample
 from muster.inference.policy_files import declared_ends, fingerprint
 from muster.inference.prompts import encode_prompt
 from muster.inference.turns import Turn
@@ -170,7 +170,7 @@ class HostedPolicy:
 
     def examine(
         self,
-        samples: Sequence[ClaimedSample],
+        samples: Sequence[Sample],
         proof: ProofRecipe,
         temperature: float,
         *,

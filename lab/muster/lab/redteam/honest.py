@@ -30,7 +30,7 @@ from muster.client.tickets import derive
 from muster.inference import Request
 from muster.inference.calibrate import calibrate_model
 from muster.inference.calibration_plan import ENGINES, MeasuringPlan, Profile, Way
-from muster.inference.engine import EngineRoom
+from muster.inference.engine import Room
 from muster.inference.measuring import Errors, OwnParty, Party
 from muster.inference.transformers_engine import TransformersEngine
 from muster.inference.vllm.engine import VllmEngine
@@ -262,9 +262,7 @@ class HonestMatrix:
     def _load(self, asked: EngineWay) -> Party:
         dtype, way = ENGINES[asked.engine], asked.way
         if asked.is_vllm:
-            vllm = VllmEngine(
-                dtype, threads=way.threads or 1, room=EngineRoom(max_rows=way.max_rows)
-            )
+            vllm = VllmEngine(dtype, threads=way.threads or 1, room=Room(max_rows=way.max_rows))
             vllm.load_policy(self._stage.model, VERSION)
             return Party(f"vLLM {vllm.dtype}", vllm, self._stage.recipe)
         transformers = TransformersEngine(dtype)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from muster.inference import ClaimedSample, Completion, Examined, Request, gumbel_noise
+from muster.inference import Completion, Examined, Request, Sample, gumbel_noise
 from muster.inference.engine import Progress, Watch, set_aside_in
 from muster.inference.examining import Recomputed, examine_whole
 from muster.protocol.errors import PolicyUnavailable
@@ -107,7 +107,7 @@ class SimulatedEngine:
         return made
 
     def examine(
-        self, samples: Sequence[ClaimedSample], *, proof: ProofRecipe, temperature: float
+        self, samples: Sequence[Sample], *, proof: ProofRecipe, temperature: float
     ) -> list[Examined]:
         """Return the policy's examination of every sample."""
         computed = self.recompute([(s.prompt_tokens, s.completion_tokens) for s in samples])

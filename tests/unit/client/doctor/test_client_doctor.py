@@ -33,7 +33,7 @@ from muster.client.doctor.network import examine_chain, examine_run
 from muster.client.hardware import find_gpu
 from muster.client.validator.replay import Replay, measure
 from muster.client.validator.soundness import prove
-from muster.inference.engine import EngineRoom
+from muster.inference.engine import Room
 from muster.inference.framing import pin_prompt
 from muster.protocol.errors import EngineError
 from muster.protocol.ids import PolicyVersion
@@ -137,10 +137,10 @@ def test_a_context_that_does_not_fit_is_said_with_its_size(tmp_path: Path) -> No
     config = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 2}))
     assert cache_bytes(tmp_path, "bfloat16") == 2 * 2 * 2 * 8 * 2
-    asked = Examination(1, "rpc", tmp_path, room=EngineRoom(context=1000, max_rows=7))
+    asked = Examination(1, "rpc", tmp_path, room=Room(context=1000, max_rows=7))
     fits = examine_context(tmp_path, asked, 0)
     assert (fits.state, "7 samples at a time" in fits.figure) == (State.OK, True)
-    huge = examine_context(tmp_path, replace(asked, room=EngineRoom(context=1 << 40)), 0)
+    huge = examine_context(tmp_path, replace(asked, room=Room(context=1 << 40)), 0)
     assert (huge.state, "--memory-share" in huge.advice) == (State.WARN, True)
     (tmp_path / "config.json").write_text("[]")
     assert examine_context(tmp_path, asked, 0).state is State.SKIP
