@@ -146,15 +146,9 @@ class BatchReader:
         """
         if batch.work is not None:
             return [entry_of(batch.work, batch.committed_at)]
-        try:
-            return await self._contents_at_orchestrator(batch)
-        except ApiError as refused:
-            if self.context.elsewhere is None:
-                raise
-            try:
-                return await self.context.elsewhere.contents(batch)
-            except ApiError:
-                raise refused from None
+        return await self.context.or_elsewhere(
+            self._contents_at_orchestrator(batch), lambda other: other.contents(batch)
+        )
 
     async def _contents_at_orchestrator(self, batch: BatchView) -> list[BatchEntry]:
         entries = (await self.context.api.batch(batch.batch_id)).submissions

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from muster.protocol.eip712 import address_of, digest, sign
+from muster.protocol.errors import ApiError
 from muster.protocol.ids import Address, RunId
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from muster.protocol.eip712 import Domain
     from muster.protocol.messages import Outcomes
     from muster.shardcast import Fetcher
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,23 @@ class ValidatorContext:
         if self.checked is None:
             return []
         return sorted({address_of(self.key), *self.run.validators})
+
+    async def or_elsewhere(
+        self, asked: Awaitable[T], ask: Callable[[Elsewhere], Awaitable[T]]
+    ) -> T:
+        """Return the answer of the orchestrator, `asked` already, else that of the other sources.
+
+        Raises the orchestrator's ApiError when no source has an answer.
+        """
+        try:
+            return await asked
+        except ApiError as refused:
+            if self.elsewhere is None:
+                raise
+            try:
+                return await ask(self.elsewhere)
+            except ApiError:
+                raise refused from None
 
     def sign(self, message: Outcomes | Checking | CheckReport) -> bytes:
         """Return the validator's signature of a message."""

@@ -118,7 +118,9 @@ class Examiner:
         no other source has it.
         """
         try:
-            data = await self._shown(name)
+            data = await self.context.or_elsewhere(
+                self.context.api.file(name), lambda other: other.file(name)
+            )
         except ApiError as error:
             since = self._failing_since.setdefault(name, self.context.clock())
             waited_s = self.context.clock() - since
@@ -127,17 +129,6 @@ class Examiner:
             raise
         self._failing_since.pop(name, None)
         return data
-
-    async def _shown(self, name: Hash32) -> bytes:
-        try:
-            return await self.context.api.file(name)
-        except ApiError as refused:
-            if self.context.elsewhere is None:
-                raise
-            try:
-                return await self.context.elsewhere.file(name)
-            except ApiError:
-                raise refused from None
 
     async def _listed(self, version: PolicyVersion, root: Hash32) -> SetAside:
         """Return the list of a policy version, which need not be loaded."""
