@@ -54,7 +54,6 @@ from muster.client.disputes.claims import (
     case_id_of,
     describe_settled,
     earlier_claim,
-    explained,
     find_entry,
     parse_ruling,
     proof_of,
@@ -256,15 +255,6 @@ async def test_submission_that_its_worker_committed_needs_no_source() -> None:
 # Where a case stands
 
 
-async def test_refusal_of_the_court_says_what_to_do_next() -> None:
-    async def refuse() -> None:
-        raise ContractRevert("CourtPhaseOpen", (LEAF, 5))
-
-    with pytest.raises(ContractRevert) as caught:
-        await explained(refuse())
-    assert caught.value.hint == "the jury has time left: muster dispute list shows until when"
-
-
 COMMITTED: dict[str, Any] = {"jurors": (ME, PEER), "commitments": {ME: LEAF, PEER: LEAF}}
 VOTED = COMMITTED | {"votes": {ME: ACCEPTED.number, PEER: ACCEPTED.number}}
 
@@ -388,25 +378,22 @@ def test_jurors_of_the_ruling_that_prevailed_are_paid_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "seconds", "says"),
+    ("changes", "seconds", "remaining", "says"),
     [
-        ({}, 0, "a block of the chain draws the jurors from the network's bench, until"),
-        ({}, 41, "nobody was drawn: what is recorded stands, and bonds go back"),
-        ({"jurors": (ME,)}, 1, "waiting for 1 juror to check the work and commit, until"),
-        ({}, 121, "muster dispute settle 1:0 --keystore FILE"),
-        (UPHELD, 1, "nothing: the case is over"),
+        ({}, 0, 0, "a block of the chain draws the jurors from the network's bench, until"),
+        ({}, 41, 0, "nobody was drawn: what is recorded stands, and bonds go back"),
+        ({"jurors": (ME,)}, 1, 0, "waiting for 1 juror to check the work and commit, until"),
+        ({}, 121, 0, "muster dispute settle 1:0 --keystore FILE"),
+        (UPHELD, 1, 0, "nothing: the case is over"),
+        (UPHELD, 1, 2, "2 accounts can be fined for it"),
+        (UPHELD, 1, 2, "muster dispute settle 1:0"),
     ],
 )
 def test_next_step_names_who_acts_or_the_command(
-    changes: dict[str, Any], seconds: int, says: str
+    changes: dict[str, Any], seconds: int, remaining: int, says: str
 ) -> None:
-    assert says in next_of(make_case(**changes), TERMS, OPENED_AT + seconds)
-
-
-def test_next_step_of_a_case_that_fines_are_left_of_names_the_command() -> None:
-    said = next_of(make_case(**UPHELD), TERMS, OPENED_AT, remaining=2)
-    assert said.startswith("2 accounts can be fined for it")
-    assert "muster dispute settle 1:0" in said
+    case = make_case(**changes)
+    assert says in next_of(case, TERMS, OPENED_AT + seconds, remaining=remaining)
 
 
 @pytest.mark.parametrize(
