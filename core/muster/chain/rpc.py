@@ -112,7 +112,11 @@ class Rpc:
         return results
 
     async def try_batch(self, calls: Sequence[Call]) -> list[Any]:
-        """Return results in order, an RpcError in the place of each that failed."""
+        """Return results in order, an RpcError in the place of each that failed.
+
+        A request that was refused for its rate, or whose answer was lost, is sent again until
+        `timeout_s` is over. Another endpoint is asked only by a quorum (`muster.chain.quorum`).
+        """
         results: dict[int, Any] = {}
         waiting, patience = list(range(len(calls))), RatePatience(self._timeout_s)
         while waiting:

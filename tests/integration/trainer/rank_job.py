@@ -43,7 +43,7 @@ from muster.trainer.learn.sft_learner import SftLearner
 from muster.trainer.loop import Trainer
 from muster.trainer.publish.policies import BASE, PolicyShelf
 from muster.trainer.recover.checkpoint import Checkpoints, Identity, TrainerState
-from muster.trainer.recover.guard import Guard
+from muster.trainer.recover.collapse import Guard
 from muster.trainer.stream.reader import Cursor
 
 

@@ -63,7 +63,7 @@ from muster.trainer.measure.metrics import Export, MetricsLog, MetricsPoster
 from muster.trainer.publish.policies import BASE, PolicyShelf
 from muster.trainer.publish.publisher import Publisher, Unpublished
 from muster.trainer.recover.checkpoint import Checkpoints, Saved, TrainerState
-from muster.trainer.recover.guard import Guard
+from muster.trainer.recover.collapse import Guard
 from muster.trainer.sites.site_learner import SiteLearner
 from muster.trainer.stream.filters import DifficultyPools, named
 from muster.trainer.stream.listing import Lists

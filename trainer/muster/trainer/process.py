@@ -50,7 +50,7 @@ from muster.trainer.ports import ChainLedger, PolicyRoots
 from muster.trainer.publish.policies import BASE, PolicyShelf, eos_token_ids, open_shelf, vocab_size
 from muster.trainer.publish.publisher import Publisher, Unpublished, hand_over
 from muster.trainer.recover.checkpoint import Checkpoints, Identity
-from muster.trainer.recover.guard import AlarmLimits, Guard
+from muster.trainer.recover.collapse import AlarmLimits, Guard
 from muster.trainer.recover.recovery import catch_up, provide_base_model
 from muster.trainer.sites.meeting import Meeting, MeetingPlace, site_secret
 from muster.trainer.sites.site_learner import OuterStep, SiteLearner

@@ -1,4 +1,8 @@
-"""Prints the result of an audit on a terminal: the result first, in tokens and 80 columns."""
+"""Prints the result of an audit on a terminal: the result first, in tokens and 80 columns.
+
+A new column is a field of the row in `muster.client.audit.report` and a name in PRINTED_COLUMNS.
+The tables of --export have every field of their rows (`muster.client.audit.write_tables`).
+"""
 
 from __future__ import annotations
 
@@ -25,14 +29,14 @@ SHOWN_NOTES = 5
 """Notes of one check that are printed."""
 SHOWN_CONTRADICTIONS = 20
 """Contradictions that are printed."""
-COLUMNS = {
+PRINTED_COLUMNS = {
     "runs": "run_id policy batches accepted rejected fraud units funded_wei paid_wei",
     "workers": "address run_id status stake_wei accepted rejected fraud units paid_wei",
     "policies": "run_id version block manifest_root tx",
     "payments": "worker run_id slots units amount_wei tx",
     "outcomes": "outcome run_id step policy units verdict stands file",
 }
-"""Columns that each table shows."""
+"""Columns that each table shows: fields of its rows, which `audit.report` defines."""
 HEADINGS = {"address": "worker", "amount_wei": "tokens", "tx": "transaction"}
 """Headings that differ from the column's name."""
 USES = {
@@ -166,10 +170,10 @@ def _tables(report: AuditReport) -> dict[str, list[dict[str, Any]]]:
 
 
 def _print_table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print a table with the columns of COLUMNS; nothing without rows."""
+    """Print a table with the columns of PRINTED_COLUMNS; nothing without rows."""
     if not rows:
         return
-    names = COLUMNS[title].split()
+    names = PRINTED_COLUMNS[title].split()
     plain = (name.removesuffix("_wei").removesuffix("_id").replace("_", " ") for name in names)
     headings = [HEADINGS.get(name, words) for name, words in zip(names, plain, strict=True)]
     click.secho(f"\n{title}", bold=True)

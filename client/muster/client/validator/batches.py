@@ -146,7 +146,7 @@ class BatchReader:
         """
         if batch.work is not None:
             return [entry_of(batch.work, batch.committed_at)]
-        return await self.context.or_elsewhere(
+        return await self.context.from_any_source(
             self._contents_at_orchestrator(batch), lambda other: other.contents(batch)
         )
 
@@ -235,7 +235,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Elsewhere:
+class OtherSources:
     """The sources of one run, except its orchestrator."""
 
     run_id: RunId

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from muster.api import OrchestratorApi
     from muster.chain import RunView
     from muster.client.chain_facts import HistoryView
-    from muster.client.validator.batches import Elsewhere
+    from muster.client.validator.batches import OtherSources
     from muster.client.validator.calls import Windows
     from muster.client.validator.checking_proofs import CheckingStore
     from muster.client.validator.decoding import FileDecoder
@@ -69,7 +69,7 @@ class ValidatorContext:
     """Whether it keeps running when the run is over and nothing can be disputed any more."""
     checked: CheckingStore | None = None
     """Store of recomputations; without it there are no proofs of checking."""
-    elsewhere: Elsewhere | None = None
+    other_sources: OtherSources | None = None
     """Other sources for content that the orchestrator does not show."""
     conducts: ConductStore | None = None
     """Measurements of workers' earlier submissions; without it each submission is judged alone."""
@@ -91,8 +91,8 @@ class ValidatorContext:
             return []
         return sorted({address_of(self.key), *self.run.validators})
 
-    async def or_elsewhere(
-        self, asked: Awaitable[T], ask: Callable[[Elsewhere], Awaitable[T]]
+    async def from_any_source(
+        self, asked: Awaitable[T], ask: Callable[[OtherSources], Awaitable[T]]
     ) -> T:
         """Return the answer of the orchestrator, `asked` already, else that of the other sources.
 
@@ -101,10 +101,10 @@ class ValidatorContext:
         try:
             return await asked
         except ApiError as refused:
-            if self.elsewhere is None:
+            if self.other_sources is None:
                 raise
             try:
-                return await ask(self.elsewhere)
+                return await ask(self.other_sources)
             except ApiError:
                 raise refused from None
 

@@ -118,7 +118,7 @@ class Examiner:
         no other source has it.
         """
         try:
-            data = await self.context.or_elsewhere(
+            data = await self.context.from_any_source(
                 self.context.api.file(name), lambda other: other.file(name)
             )
         except ApiError as error:

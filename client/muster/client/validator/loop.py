@@ -113,8 +113,8 @@ class ValidatorLoop:
             logger.info("run complete", extra={"run_id": self.context.run_id})
         finally:
             self.examiner.close()
-            if self.context.elsewhere is not None:
-                self.context.elsewhere.close()
+            if self.context.other_sources is not None:
+                self.context.other_sources.close()
 
     async def has_ended(self) -> bool:
         """Return whether this run can need no validator any more; logs how long it still may."""

@@ -21,7 +21,7 @@ from muster.client.quantities import format_tokens
 from muster.client.run_documents import TASK_SETS, fetch_rules
 from muster.client.settings import ValidatorSettings
 from muster.client.stake import FAUCET_CHAIN_ID
-from muster.client.validator.batches import Elsewhere
+from muster.client.validator.batches import OtherSources
 from muster.client.validator.calls import ShowingDuty, Windows
 from muster.client.validator.checking_proofs import CheckingStore
 from muster.client.validator.context import ValidatorContext
@@ -82,7 +82,7 @@ async def run_validator(
                 keep_going=settings.keep_going,
                 checked=CheckingStore(settings.state_dir / "checking"),
                 conducts=ConductStore(settings.state_dir / "conduct", rules.calibration),
-                elsewhere=Elsewhere(
+                other_sources=OtherSources(
                     run_id=settings.run,
                     view=connected.view,
                     relays=connected.relays,

@@ -17,7 +17,7 @@ from worlds.validator_bench import ACCEPTED, Bench, honest, run_until
 
 from muster.api import BatchContents
 from muster.chain import LeasedWork
-from muster.client.validator.batches import LEAST_REST_S, REST, Elsewhere
+from muster.client.validator.batches import LEAST_REST_S, REST, OtherSources
 from muster.protocol.encoding import file_hash
 from muster.protocol.errors import ApiError
 from muster.protocol.merkle import batch_root
@@ -35,15 +35,15 @@ def world(*sources: str, run_id: int = RUN) -> Any:
 
 async def test_file_is_had_from_where_its_worker_says_that_it_is() -> None:
     internet = Internet(room=says(DATA))
-    found = Elsewhere(RUN, world(ROOM), (RELAY,), transport=internet)
+    found = OtherSources(RUN, world(ROOM), (RELAY,), transport=internet)
     assert await found.file(file_hash(DATA)) == DATA
     with pytest.raises(ApiError, match="no source shows"):
-        await Elsewhere(RUN, world(), (RELAY,), transport=internet).file(file_hash(DATA))
+        await OtherSources(RUN, world(), (RELAY,), transport=internet).file(file_hash(DATA))
 
 
 async def test_sources_of_another_runs_work_are_not_asked() -> None:
     internet = Internet(room=says(DATA))
-    others = Elsewhere(RUN, world(ROOM, run_id=RUN + 1), (RELAY,), transport=internet)
+    others = OtherSources(RUN, world(ROOM, run_id=RUN + 1), (RELAY,), transport=internet)
     with pytest.raises(ApiError, match="no source shows"):
         await others.file(file_hash(DATA))
     assert "room.example" not in internet.asked
@@ -53,8 +53,8 @@ async def test_strangers_do_not_lead_into_our_network_unless_it_is_a_devnet() ->
     internet = Internet(**{"127": says(DATA)})
     named = world("http://127.0.0.1:8545")
     with pytest.raises(ApiError, match="no source shows"):
-        await Elsewhere(RUN, named, (), transport=internet).file(file_hash(DATA))
-    at_home = Elsewhere(RUN, named, (), allows_private=True, transport=internet)
+        await OtherSources(RUN, named, (), transport=internet).file(file_hash(DATA))
+    at_home = OtherSources(RUN, named, (), allows_private=True, transport=internet)
     assert await at_home.file(file_hash(DATA)) == DATA
 
 
@@ -69,7 +69,7 @@ async def test_sources_that_hang_do_not_hold_up_a_validator(
             await shows.wait()
             return await super().handle_async_request(request)
 
-    found = Elsewhere(RUN, world(ROOM), (), transport=Slow(room=says(DATA)))
+    found = OtherSources(RUN, world(ROOM), (), transport=Slow(room=says(DATA)))
     for _ in range(2):
         with pytest.raises(ApiError, match="no source has shown the batch yet"):
             await found.file(file_hash(DATA))
@@ -92,7 +92,7 @@ async def test_what_hangs_for_long_is_given_up_and_left_alone_for_a_while(
         return httpx.Response(200, headers={"x-hangs": "yes"})
 
     internet = Internet(room=hang)
-    found = Elsewhere(RUN, world(ROOM), (), transport=internet, clock=lambda: seconds[0])
+    found = OtherSources(RUN, world(ROOM), (), transport=internet, clock=lambda: seconds[0])
     for at, asked in ((0.0, 1), (4 + REST * 4 - 1, 1), (4 + REST * 4, 2)):
         seconds[0] = at
         with pytest.raises(ApiError, match="no source has shown the batch yet"):
@@ -103,7 +103,7 @@ async def test_what_hangs_for_long_is_given_up_and_left_alone_for_a_while(
 async def test_what_is_not_there_yet_is_asked_for_again_soon() -> None:
     seconds = [0.0]
     internet = Internet(room=says(b"", 404))
-    found = Elsewhere(RUN, world(ROOM), (), transport=internet, clock=lambda: seconds[0])
+    found = OtherSources(RUN, world(ROOM), (), transport=internet, clock=lambda: seconds[0])
     with pytest.raises(ApiError, match="answered 404"):
         await found.file(file_hash(DATA))
     internet.hosts["room"] = says(DATA)
@@ -119,7 +119,7 @@ async def test_few_things_are_asked_for_at_a_time_and_what_is_over_makes_way(
     monkeypatch.setattr("muster.client.validator.batches.WAIT_S", 0.0)
     monkeypatch.setattr("muster.client.validator.batches.MOST_ASKED", 1)
     internet = Internet(relay=says(DATA))
-    found = Elsewhere(RUN, world(), (RELAY,), transport=internet)
+    found = OtherSources(RUN, world(), (RELAY,), transport=internet)
     for name in (file_hash(b"other"), file_hash(DATA)):
         with pytest.raises(ApiError, match="no source has shown the batch yet"):
             await found.file(name)
@@ -161,7 +161,7 @@ async def test_validator_judges_what_only_others_show(tmp_path: Path) -> None:
             data if "/files/" in request.url.path else contents.model_dump_json().encode()
         )(request)
     )
-    elsewhere = Elsewhere(RUN, bench.view, (RELAY,), transport=internet)
-    bench.change(elsewhere=elsewhere)
+    elsewhere = OtherSources(RUN, bench.view, (RELAY,), transport=internet)
+    bench.change(other_sources=elsewhere)
     assert await bench.judge(batch) == [ACCEPTED]
     bench.close()

@@ -38,7 +38,7 @@ from muster.trainer.measure.figures import (
     step_entry,
 )
 from muster.trainer.measure.metrics import PrometheusExport, log_to_wandb, serve_prometheus
-from muster.trainer.recover.guard import Alarm, StepDecision
+from muster.trainer.recover.collapse import Alarm, StepDecision
 from muster.trainer.stream.filters import Drop, PartTally, named
 from muster.trainer.stream.reader import Cursor, Shortage, StepInput
 

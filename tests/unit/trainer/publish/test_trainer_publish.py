@@ -31,7 +31,7 @@ from muster.trainer.process import _Assembly
 from muster.trainer.publish.policies import BASE, PolicyShelf, policy_files
 from muster.trainer.publish.publisher import Publisher
 from muster.trainer.recover.checkpoint import Checkpoints, Identity, Saved, TrainerState
-from muster.trainer.recover.guard import Guard
+from muster.trainer.recover.collapse import Guard
 from muster.trainer.recover.recovery import catch_up, provide_base_model
 from muster.trainer.stream.reader import Cursor
 

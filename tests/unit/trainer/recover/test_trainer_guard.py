@@ -14,7 +14,7 @@ from trainer_world import World
 from muster.protocol.errors import TrainingCollapsed
 from muster.protocol.ids import PolicyVersion
 from muster.trainer.base_model import build_base_model
-from muster.trainer.recover.guard import AlarmLimits, Guard
+from muster.trainer.recover.collapse import AlarmLimits, Guard
 
 QUICK = AlarmLimits(window=2, patience=1)
 

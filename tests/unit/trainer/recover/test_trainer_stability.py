@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from muster.trainer.recover.guard import Alarm, AlarmLimits, CollapseWatch
+from muster.trainer.recover.collapse import Alarm, AlarmLimits, CollapseWatch
 
 LIMITS = AlarmLimits()
 Figures = tuple[float, float, float]

@@ -1,10 +1,13 @@
-"""Parts of a model that give the same values with fewer passes over memory or fewer positions.
+"""Parts of a model that give the same values with less memory, fewer passes or fewer positions.
 
 * RMS norms (Zhang and Sennrich 2019, arXiv 1910.07467): the gradient takes seven operations instead
   of sixteen, and the input is the only large tensor that is kept for it.
 * Gated feed-forward parts, down(silu(gate(x)) * up(x)): silu(gate(x)) is not kept.
 * The last block's feed-forward part: computed at the positions that predict a trained token. At the
   other positions only the keys and values of that block are needed.
+* The input embedding: for every micro-batch autograd makes a gradient as large as the embedding
+  (622 MB for Qwen3-0.6B in float32). All its rows are zero except those of the micro-batch's
+  tokens. Here only the gradient of these rows is made and added to the weight's gradient.
 
 On a CPU a few rows are computed at a time, so that they stay in the cache. Values equal those of
 the model's own modules bit for bit: a module is replaced only if a small one of its class computes
@@ -25,6 +28,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn import functional
 
+from muster.trainer.learn.logprob import gradient_of
 from muster.trainer.learn.recompute import Again, blocks, feed_forward_parts
 
 BLOCK_NUMBERS = 1 << 16
@@ -206,3 +210,41 @@ class _Gate(torch.autograd.Function):
 
 def _rows(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1, tensor.shape[-1])
+
+
+def add_rows_at_once(embedding: Any) -> None:
+    """Have an embedding's gradient added row by row, in place; for weights that are leaves.
+
+    An embedding that is not trained, or that does more than read rows, stays as it is.
+    """
+    is_plain = type(embedding).forward is torch.nn.Embedding.forward
+    if is_plain and embedding.weight.requires_grad and not embedding.scale_grad_by_freq:
+        embedding.forward = partial(_read_rows, embedding)
+
+
+def _read_rows(embedding: torch.nn.Embedding, tokens: Tensor) -> Tensor:
+    rows: Tensor = _Rows.apply(tokens, embedding.weight, embedding)  # type: ignore[no-untyped-call]  # torch's stub
+    return rows
+
+
+class _Rows(torch.autograd.Function):
+    """Rows of a weight. Every row that was read is added once, so the sum has one order."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, weight: Tensor, embedding: torch.nn.Embedding) -> Tensor:
+        ctx.save_for_backward(tokens)
+        ctx.embedding = embedding
+        return functional.embedding(tokens, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
+        (tokens,) = ctx.saved_tensors
+        read, places = tokens.flatten().unique(return_inverse=True)
+        padding = ctx.embedding.padding_idx
+        added = torch.ops.aten.embedding_dense_backward(
+            gradients[0].flatten(0, -2), places, len(read), -1, False
+        )
+        if padding is not None:
+            added[read == padding] = 0.0
+        gradient_of(ctx.embedding.weight).index_add_(0, read, added)
+        return None, None, None

@@ -27,8 +27,7 @@ from torch import Tensor
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import PolicyVersion
 from muster.trainer.learn.attention import NAME, switch_off_dropout, understands_packing
-from muster.trainer.learn.cheaper import narrow, quicken
-from muster.trainer.learn.embedding import add_rows_at_once
+from muster.trainer.learn.cheaper import add_rows_at_once, narrow, quicken
 from muster.trainer.learn.logprob import (
     Head,
     Objective,
