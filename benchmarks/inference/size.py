@@ -212,7 +212,7 @@ def float32_gflop_per_s() -> float:
 
 def seam_bytes_per_token(done: Examination) -> float:
     """Return the bytes that cross vLLM's seam per completion token."""
-    crossing = [frames.examine_frame(done.samples, PROOF.chunk_tokens, PROOF.topk, 1.0)]
+    crossing = [frames.examine_frame(done.samples, PROOF, 1.0)]
     crossing += [frames.examined_frame(place, each) for place, each in enumerate(done.found)]
     size = sum(len(json.dumps(frame.header)) + len(frame.body) for frame in crossing)
     return size / sum(len(sample.completion_tokens) for sample in done.samples)

@@ -26,7 +26,9 @@ from muster.inference.vllm.frames import (
     Frame,
 )
 from muster.protocol.ids import Hash32
+from muster.protocol.recipe import ProofRecipe
 
+PROOF = ProofRecipe()
 TOKENS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=9).map(tuple)
 REQUESTS = st.lists(
     st.builds(
@@ -141,19 +143,19 @@ def carried(frame: Frame) -> Frame:
 
 @given(REQUESTS)
 def test_requests_round_trip(requests: list[Request]) -> None:
-    assert frames.requests_of(carried(frames.generate_frame(requests, 32, 128))) == requests
+    assert frames.requests_of(carried(frames.generate_frame(requests, PROOF))) == requests
 
 
 @given(st.lists(st.tuples(TOKENS, TOKENS)))
 def test_pairs_round_trip(pairs: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> None:
-    assert frames.pairs_of(carried(frames.prove_frame(pairs, 32, 128))) == pairs
+    assert frames.pairs_of(carried(frames.prove_frame(pairs, PROOF))) == pairs
 
 
 @given(st.lists(SAMPLES))
 def test_samples_round_trip(samples: list[Sample]) -> None:
-    frame = carried(frames.examine_frame(samples, 32, 128, 0.7))
+    frame = carried(frames.examine_frame(samples, PROOF, 0.7))
     assert frames.samples_of(frame) == samples
-    assert (frame.header["proof"], frame.header["temperature"]) == ([32, 128], 0.7)
+    assert (frame.header["proof"], frame.header["temperature"]) == (PROOF.model_dump(), 0.7)
 
 
 @given(st.integers(0, 3), TOKENS, st.lists(st.binary(max_size=9)))
@@ -163,24 +165,21 @@ def test_completions_round_trip(place: int, tokens: tuple[int, ...], proofs: lis
 
 
 LIES = [
-    {"place": 4},
-    {"place": -1},
-    {"place": None},
-    {"tokens": 0},
-    {"tokens": 10},
-    {"tokens": 2},
-    {"proofs": [2, 2]},
-    {"proofs": [4, -1]},
-    {"proofs": 3},
+    b'[4,{"tokens":[1],"proofs":[]}]',
+    b'[-1,{"tokens":[1],"proofs":[]}]',
+    b'[null,{"tokens":[1],"proofs":[]}]',
+    b'[3,{"tokens":[],"proofs":[]}]',
+    b'[3,{"tokens":[1,1,1,1,1,1,1,1,1,1],"proofs":[]}]',
+    b'[3,{"tokens":["a"],"proofs":[]}]',
+    b'[3,{"tokens":[1],"proofs":3}]',
+    b'[3,{"tokens":[1],"proofs":["?"]}]',
 ]
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_completion_that_answers_something_else_is_caught(lie: dict[str, object]) -> None:
-    frame = frames.completion_frame(3, Completion((1, 2, 3), [b"a", b"bc"]))
-    assert frames.completion_of(frame, [9] * 4)[0] == 3
+def test_completion_that_answers_something_else_is_caught(lie: bytes) -> None:
     with pytest.raises(ChannelBroken):
-        frames.completion_of(Frame({**frame.header, **lie}, frame.body), [9] * 4)
+        frames.completion_of(Frame({"kind": "completion"}, lie), [9] * 4)
 
 
 @given(SAMPLES, st.integers(0, 3))
@@ -215,9 +214,10 @@ def test_chunks_that_are_no_numbers_are_caught() -> None:
 )
 def test_facts_that_cannot_be_are_caught(lie: dict[str, object]) -> None:
     shape = frames.PolicyShape(4, 11, frozenset({10}), 64)
-    assert frames.PolicyShape.from_header(shape.to_header()) == shape
+    frame = frames.opened_frame(shape, in_place=True)
+    assert frames.shape_of(frame) == shape
     with pytest.raises(ChannelBroken):
-        frames.PolicyShape.from_header({**shape.to_header(), **lie})
+        frames.shape_of(Frame(frame.header, json.dumps({**json.loads(frame.body), **lie}).encode()))
 
 
 @given(st.lists(st.integers(1, frames.BATCH_TOKENS * 2)))

@@ -33,7 +33,7 @@ def answers(frame: Any, folder: Path) -> Iterator[Any]:
             yield Frame({"kind": "refused", "message": "no such model", "hint": "another"})
             return
         shape = frames.PolicyShape(HIDDEN, VOCAB, frozenset({EOS}), CONTEXT)
-        yield Frame({"kind": "done", "in_place": False, **shape.to_header()})
+        yield frames.opened_frame(shape, in_place=False)
         return
     with notes.open("a") as file:
         file.write(f"{frame.kind}\n")

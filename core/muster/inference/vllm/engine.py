@@ -174,7 +174,7 @@ class ProcessEngine:
             folder = folder.resolve()
             files, listed = _files(folder), set_aside_in(folder)
             done = self._retrying(lambda: self._open(folder))
-            shape = PolicyShape.from_header(done.header)
+            shape = frames.shape_of(done)
             self._loaded = _Loaded(version, folder, shape, listed, files)
         in_place = bool(done.header.get("in_place"))
         logger.info("policy loaded", extra={"policy_version": version, "in_place": in_place})
@@ -202,7 +202,7 @@ class ProcessEngine:
                 self._require_fits(request.prompt_tokens, request.max_new_tokens)
             return self._answers(
                 requests,
-                lambda asked: frames.generate_frame(asked, proof.chunk_tokens, proof.topk, due),
+                lambda asked: frames.generate_frame(asked, proof, due),
                 lambda frame, asked: frames.completion_of(
                     frame, [request.max_new_tokens for request in asked]
                 ),
@@ -213,13 +213,12 @@ class ProcessEngine:
         self, samples: Sequence[Sample], *, proof: ProofRecipe, temperature: float
     ) -> list[Examined]:
         """Return what the policy shows of every sample."""
-        sizes = proof.chunk_tokens, proof.topk
         with self._weights.used():
             made: list[Examined] = []
             for part in self._parts([(s.prompt_tokens, s.completion_tokens) for s in samples]):
                 made += self._answers(
                     samples[part],
-                    lambda asked: frames.examine_frame(asked, *sizes, temperature),
+                    lambda asked: frames.examine_frame(asked, proof, temperature),
                     frames.examined_of,
                 )
         return made
@@ -233,7 +232,7 @@ class ProcessEngine:
             for part in self._parts(samples):
                 made += self._answers(
                     samples[part],
-                    lambda asked: frames.prove_frame(asked, proof.chunk_tokens, proof.topk),
+                    lambda asked: frames.prove_frame(asked, proof),
                     lambda frame, asked: frames.completion_of(frame, [len(c) for _, c in asked]),
                 )
         return [each.proofs for each in made]
@@ -248,7 +247,7 @@ class ProcessEngine:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of a completion without EOS and special tokens."""
-        question = Frame({"kind": "decode"}, frames.pack([tokens]))
+        question = Frame({"kind": "decode", "tokens": list(map(int, tokens))})
         with self._weights.used():
             self._shape()
             done = self._retrying(lambda: self._ask(question))
@@ -344,7 +343,7 @@ class ProcessEngine:
             try:
                 if _files(loaded.folder) != loaded.files:
                     raise EngineError(f"policy folder {loaded.folder} changed while it was loaded")
-                if PolicyShape.from_header(self._open(loaded.folder).header) != loaded.shape:
+                if frames.shape_of(self._open(loaded.folder)) != loaded.shape:
                     raise EngineError(f"policy folder {loaded.folder} is another policy now")
             except EngineError:
                 self._loaded = None

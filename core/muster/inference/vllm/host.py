@@ -29,11 +29,11 @@ from muster.inference.vllm.frames import (
     Tokens,
     completion_frame,
     examined_frame,
+    opened_frame,
     pairs_of,
     prompt_of,
     requests_of,
     samples_of,
-    unpack,
 )
 from muster.inference.vllm.launcher import installed_version, require_version
 from muster.protocol.errors import EngineError, ProofError
@@ -171,7 +171,7 @@ class Host:
             # Another model: vLLM frees its memory only when its process ends.
             yield Frame({"kind": "done", "other": True})
             return
-        yield Frame({"kind": "done", "in_place": in_place, **self._policy.shape.to_header()})
+        yield opened_frame(self._policy.shape, in_place=in_place)
 
     def _generate(self, question: Frame, answer: _Answer) -> Iterator[Frame]:
         requests, proof = requests_of(question), _proof_of(question)
@@ -199,8 +199,7 @@ class Host:
         yield Frame({"kind": "done", "tokens": tokens})
 
     def _decode(self, question: Frame, _answer: _Answer) -> Iterator[Frame]:
-        (tokens,) = unpack(question.body, [len(question.body) // 4])
-        text = self._held().decode(tokens)
+        text = self._held().decode(question.header["tokens"])
         yield Frame({"kind": "done"}, text.encode(errors="surrogatepass"))
 
     def _held(self) -> Any:
@@ -220,8 +219,7 @@ def _open(hosts: str, folder: Path, options: dict[str, Any]) -> HostedPolicy | H
 
 
 def _proof_of(question: Frame) -> ProofRecipe:
-    chunk_tokens, topk = question.header["proof"]
-    return ProofRecipe(chunk_tokens=chunk_tokens, topk=topk)
+    return ProofRecipe.model_validate(question.header["proof"])
 
 
 class HostedTransformers:
