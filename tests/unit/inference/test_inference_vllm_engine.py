@@ -218,7 +218,7 @@ def test_what_a_watch_raises_ends_its_call_and_not_the_process(opened: Open) -> 
         ("dies", "killed by signal 9: Killed"),
         ("ends", "ended with code 1: out of memory"),
         ("breaks", "RuntimeError: no"),
-        ("talks nonsense", "is none"),
+        ("talks nonsense", "too long"),
         ("forgets", "3 of 4 samples"),
         ("answers too much", "9 tokens"),
     ],

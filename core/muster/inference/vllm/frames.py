@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import struct
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
+from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 import numpy as np
@@ -45,9 +46,6 @@ Tokens = Sequence[int]
 Ids = tuple[int, ...]
 T = TypeVar("T")
 
-_LENGTHS = struct.Struct("<II")
-_RECEIVE_BYTES = 1 << 20
-
 
 class ChannelBroken(Exception):
     """The other end does not follow the format, or is gone."""
@@ -58,7 +56,7 @@ class ChannelClosed(ChannelBroken):
 
 
 class ChannelSilent(Exception):
-    """The other end did not receive or send anything in time."""
+    """The other end did not take or say anything in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,36 +75,40 @@ class Frame:
 
 
 class Channel:
-    """One end of the socket. One thread may send while another receives without a deadline."""
+    """One end of a socket pair. One thread may send while another receives."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, *, send_s: float | None = None) -> None:
+        """`send_s` bounds the seconds for which the other end may take nothing."""
+        whole, part = divmod(send_s or 0.0, 1)
+        # Not settimeout, which would apply to both directions.
+        limit = struct.pack("@ll", int(whole), int(part * 1e6))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         self._socket = sock
+        self._messages = Connection(os.dup(sock.fileno()))
 
-    def send(self, frame: Frame, *, within_s: float | None = None) -> None:
+    def send(self, frame: Frame) -> None:
         """Send a frame; raises ChannelBroken, and ChannelSilent when nobody takes it in time."""
         header = json.dumps(frame.header, separators=(",", ":")).encode()
         if len(header) > MAX_HEADER_BYTES or len(frame.body) > MAX_BODY_BYTES:
             raise ValueError(f"a frame of {len(header)} + {len(frame.body)} bytes is too long")
-        # Not settimeout, which would apply to both directions.
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(within_s))
         try:
-            self._socket.sendall(_LENGTHS.pack(len(header), len(frame.body)) + header)
-            self._socket.sendall(frame.body)
+            self._messages.send_bytes(header)
+            self._messages.send_bytes(frame.body)
         except BlockingIOError:
-            raise ChannelSilent(f"nothing was taken for {within_s} s") from None
+            raise ChannelSilent("nothing was taken in time") from None
         except OSError as error:
             raise ChannelClosed(f"the other end is gone: {error}") from error
 
-    def receive(self, *, within_s: float | None = None) -> Frame:
-        """Return the next frame; raises ChannelBroken, and ChannelSilent if it is not complete in
-        time.
-        """
-        deadline = None if within_s is None else time.monotonic() + within_s
-        header_bytes, body_bytes = _LENGTHS.unpack(self._read(_LENGTHS.size, deadline))
-        if header_bytes > MAX_HEADER_BYTES or body_bytes > MAX_BODY_BYTES:
-            raise ChannelBroken(f"a frame of {header_bytes} + {body_bytes} bytes is none")
-        raw = self._read(header_bytes, deadline)
-        body = self._read(body_bytes, deadline)
+    def receive(self) -> Frame:
+        """Return the next frame; raises ChannelBroken."""
+        try:
+            raw = self._messages.recv_bytes(MAX_HEADER_BYTES)
+            body = self._messages.recv_bytes(MAX_BODY_BYTES)
+        except (EOFError, OSError) as error:
+            # A connection is not read further after a message that is too long.
+            if not self._messages.readable:
+                raise ChannelBroken("a frame is too long") from None
+            raise ChannelClosed(f"the other end is gone: {error}") from error
         try:
             header = json.loads(raw)
         except (ValueError, RecursionError) as error:
@@ -120,35 +122,6 @@ class Channel:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-
-    def _read(self, size: int, deadline: float | None) -> bytes:
-        parts: list[bytes] = []
-        missing = size
-        while missing:
-            part = self._receive(min(missing, _RECEIVE_BYTES), deadline)
-            parts.append(part)
-            missing -= len(part)
-        return b"".join(parts)
-
-    def _receive(self, most: int, deadline: float | None) -> bytes:
-        # Not 0, which would mean not to wait: bytes that have already arrived are still read.
-        wait_s = None if deadline is None else max(deadline - time.monotonic(), 1e-3)
-        try:
-            self._socket.settimeout(wait_s)
-            part = self._socket.recv(most)
-        except TimeoutError:
-            raise ChannelSilent("nothing was said in time") from None
-        except OSError as error:
-            raise ChannelClosed(f"the other end is gone: {error}") from error
-        if not part:
-            raise ChannelClosed("the other end is gone")
-        return part
-
-
-def _timeval(seconds: float | None) -> bytes:
-    """Return the kernel's struct of a time limit; None for no limit."""
-    whole, part = divmod(seconds or 0.0, 1)
-    return struct.pack("@ll", int(whole), int(part * 1e6))
 
 
 # ------------------------------------------------------------------------------------- the policy

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 CHILD = Path(__file__).parent / "child.py"
 """The script that the process runs."""
 SEND_S = 60.0
-"""Seconds within which a question must be sent."""
+"""Seconds for which a process may take nothing of a question."""
 END_S = 5.0
 """Seconds that a process has to end by itself after its channel is closed."""
 _KEPT_LINES = 40
@@ -192,7 +192,7 @@ class EngineProcess:
             raise EngineError(f"{python} does not start: {error}") from error
         finally:
             theirs.close()
-        self._channel = Channel(ours)
+        self._channel = Channel(ours, send_s=SEND_S)
         self._said: deque[str] = deque(maxlen=_KEPT_LINES)
         assert self._process.stdout is not None  # it is a pipe
         self._reader = threading.Thread(
@@ -248,7 +248,7 @@ class EngineProcess:
 
     def _send(self, frame: Frame) -> None:
         with self._sending:
-            self._channel.send(frame, within_s=SEND_S)
+            self._channel.send(frame)
 
     def _next(self, frames: SimpleQueue[Frame | ChannelBroken], silence_s: float) -> Frame:
         if self._failure is not None:
