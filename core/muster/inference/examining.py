@@ -42,16 +42,16 @@ class Recomputed(NamedTuple):
     """Logits, before temperature."""
 
 
-class ClaimedTokens(NamedTuple):
+class Choices(NamedTuple):
     """Tokens that are claimed to follow from noise, one per row."""
 
     tokens_B: npt.NDArray[np.int64]
     seeds_B: npt.NDArray[np.uint64]
     positions_B: npt.NDArray[np.uint64]
 
-    def at(self, rows: slice) -> ClaimedTokens:
+    def at(self, rows: slice) -> Choices:
         """Return the choices of some rows."""
-        return ClaimedTokens(self.tokens_B[rows], self.seeds_B[rows], self.positions_B[rows])
+        return Choices(self.tokens_B[rows], self.seeds_B[rows], self.positions_B[rows])
 
 
 class Block(Protocol):
@@ -70,7 +70,7 @@ class HostBlock:
 
     logits_BV: Floats
 
-    def replay(self, choices: ClaimedTokens, temperature: float) -> Replayed:
+    def replay(self, choices: Choices, temperature: float) -> Replayed:
         """Return the rows' choices compared with those that the noise yields."""
         logits_BV = self.logits_BV
         margins_B, expected_B = replay_block(logits_BV, *choices, temperature)
@@ -86,7 +86,7 @@ class HostBlock:
         return odds
 
 
-class ProofFindings(NamedTuple):
+class Proven(NamedTuple):
     """Findings about samples from their hidden states, which may be on any device."""
 
     chunks: Sequence[Sequence[ChunkResult]]
@@ -97,9 +97,9 @@ class ProofFindings(NamedTuple):
 
 def examine(
     samples: Sequence[Sample],
-    prove: Callable[[], ProofFindings],
+    prove: Callable[[], Proven],
     block_of: Callable[[slice], Block],
-    send: Callable[[ClaimedTokens], Any] | None = None,
+    send: Callable[[Choices], Any] | None = None,
     *,
     vocab_size: int,
     eos: Iterable[int],
@@ -134,9 +134,7 @@ def examine(
     ]
 
 
-def prove_host(
-    samples: Sequence[Sample], hidden: Sequence[Patterns], proof: ProofRecipe
-) -> ProofFindings:
+def prove_host(samples: Sequence[Sample], hidden: Sequence[Patterns], proof: ProofRecipe) -> Proven:
     """Return the findings about samples from hidden states [T, H] in this process's memory.
 
     Raises ProofError for hidden states with NaN or infinity and for proofs that do not parse.
@@ -147,7 +145,7 @@ def prove_host(
         [project_rows(hidden_TH, s.seed, s.first, s.tokens) for s in sample.shares]
         for sample, hidden_TH in zip(samples, hidden, strict=True)
     ]
-    return ProofFindings(chunks, [np.array(each, np.float64).reshape(-1, VALUES) for each in sums])
+    return Proven(chunks, [np.array(each, np.float64).reshape(-1, VALUES) for each in sums])
 
 
 def _replayed(
@@ -173,14 +171,14 @@ def _replayed(
     return made, odds
 
 
-def _claimed(samples: Sequence[Sample]) -> list[ClaimedTokens]:
+def _claimed(samples: Sequence[Sample]) -> list[Choices]:
     """Return the own choices of all samples' rows, then those of each redraw."""
     lengths = [len(sample.completion_tokens) for sample in samples]
     positions_N = np.concatenate([np.arange(n, dtype=np.uint64) for n in lengths])
     own = [(sample.seed, sample.completion_tokens) for sample in samples]
     redrawn = zip(*([(r.seed, r.tokens) for r in s.redraws] for s in samples), strict=True)
     return [
-        ClaimedTokens(
+        Choices(
             np.concatenate([np.asarray(tokens, np.int64) for _, tokens in choices]),
             np.repeat(np.array([seed for seed, _ in choices], np.uint64), lengths),
             positions_N,
@@ -199,25 +197,3 @@ def _by_sample(blocks: list[Replayed], cuts: npt.NDArray[np.int64]) -> list[Repl
         )
     )
     return [Replayed(*of_sample) for of_sample in zip(*columns, strict=True)]
-
-
-def examine_whole(
-    samples: Sequence[Sample],
-    computed: Sequence[Recomputed],
-    *,
-    eos: Iterable[int],
-    proof: ProofRecipe,
-    temperature: float,
-) -> list[Examined]:
-    """Return the findings about samples whose hidden states and logits are all computed."""
-    if not samples:
-        return []
-    logits_NV = np.concatenate([each.logits_TV for each in computed])
-    return examine(
-        samples,
-        lambda: prove_host(samples, [each.hidden_TH for each in computed], proof),
-        lambda rows: HostBlock(logits_NV[rows]),
-        vocab_size=logits_NV.shape[1],
-        eos=eos,
-        temperature=temperature,
-    )

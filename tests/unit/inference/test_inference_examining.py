@@ -12,7 +12,7 @@ from worlds.replays import replay_sample
 from muster.inference import blocks, examining, sampler
 from muster.inference.blocks import DeviceBlock, DeviceChoices, examine_rows
 from muster.inference.engine import Examined, Redraw, Sample, Share
-from muster.inference.examining import ClaimedTokens, HostBlock, Recomputed, examine_whole
+from muster.inference.examining import Choices, HostBlock
 from muster.inference.sampling import gumbel_noise
 from muster.protocol.errors import ProofError
 from muster.protocol.ids import Hash32
@@ -116,21 +116,11 @@ def test_scores_that_are_no_numbers_have_no_margin(seed: int, place: int, value:
     logits: npt.NDArray[np.float32] = np.zeros((1, VOCAB), np.float32)
     logits[0, place] = value
     for token in range(VOCAB):
-        choices = ClaimedTokens(
-            np.array([token]), np.array([seed], np.uint64), np.zeros(1, np.uint64)
-        )
+        choices = Choices(np.array([token]), np.array([seed], np.uint64), np.zeros(1, np.uint64))
         asked = DeviceChoices.of(choices, torch.device("cpu"))
         device = DeviceBlock(torch.from_numpy(logits))
         for found in (HostBlock(logits).replay(choices, T), device.replay(asked, T)):
             assert found.margins_T.tolist() == [np.inf]
-
-
-def test_what_is_computed_already_is_examined_alike() -> None:
-    computed = [
-        Recomputed(to_patterns(hidden), logits_of(hidden).numpy())
-        for hidden in map(hidden_of, LENGTHS)
-    ]
-    assert_right(examine_whole(SAMPLES, computed, eos={EOS}, proof=PROOF, temperature=T))
 
 
 @pytest.mark.parametrize("proofs", [0, 1, 3])

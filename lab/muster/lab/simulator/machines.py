@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from muster.inference import Completion, Examined, Request, Sample, gumbel_noise
 from muster.inference.engine import Progress, Watch, set_aside_in
-from muster.inference.examining import Recomputed, examine_whole
+from muster.inference.examining import HostBlock, Recomputed, examine, prove_host
 from muster.protocol.errors import PolicyUnavailable
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.prompts import Prompt, text_of
@@ -111,8 +111,16 @@ class SimulatedEngine:
     ) -> list[Examined]:
         """Return the policy's examination of every sample."""
         computed = self.recompute([(s.prompt_tokens, s.completion_tokens) for s in samples])
-        return examine_whole(
-            samples, computed, eos=self.eos_token_ids, proof=proof, temperature=temperature
+        if not samples:
+            return []
+        logits_NV = np.concatenate([each.logits_TV for each in computed])
+        return examine(
+            samples,
+            lambda: prove_host(samples, [each.hidden_TH for each in computed], proof),
+            lambda rows: HostBlock(logits_NV[rows]),
+            vocab_size=self.vocab_size,
+            eos=self.eos_token_ids,
+            temperature=temperature,
         )
 
     def prove(
