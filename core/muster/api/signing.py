@@ -67,19 +67,13 @@ def sign_request(
     `path` includes the query string, as sent. Give `body_hash` instead of `body` when the SHA-256
     is already known.
     """
-    request = ApiRequest(
-        audience=audience,
-        method=method,
-        path=path,
-        body_hash=body_hash or file_hash(body),
-        nonce=nonce,
-        issued_at=issued_at,
-    )
+    stated = body_hash or file_hash(body)
+    request = ApiRequest(audience, method, path, stated, nonce, issued_at)
     return {
         ADDRESS_HEADER: address_of(key),
         NONCE_HEADER: hex0x(nonce),
         ISSUED_AT_HEADER: str(issued_at),
-        BODY_HASH_HEADER: hex0x(request.body_hash),
+        BODY_HASH_HEADER: hex0x(stated),
         SIGNATURE_HEADER: hex0x(sign(digest(domain, request.struct_hash()), key)),
     }
 
@@ -116,7 +110,7 @@ def signature_bytes(text: str) -> bytes:
     return data
 
 
-def check_freshness(headers: SignedHeaders, *, now: float) -> None:
+def _check_freshness(headers: SignedHeaders, *, now: float) -> None:
     """Refuse a request that is older than 60 s or issued more than 30 s ahead of `now`."""
     age = now - headers.issued_at
     if age > REQUEST_VALIDITY_S:
@@ -131,36 +125,6 @@ def check_freshness(headers: SignedHeaders, *, now: float) -> None:
             f"the request is dated {int(-age)} s ahead, allowed are {REQUEST_FUTURE_S} s",
             "check this machine's clock, then sign a new request",
         )
-
-
-def check_signature(
-    headers: SignedHeaders,
-    *,
-    domain: Domain,
-    audience: Address,
-    method: str,
-    path: str,
-) -> Address:
-    """Return the signer; refuses a signature that does not recover to the stated address."""
-    request = ApiRequest(
-        audience=audience,
-        method=method,
-        path=path,
-        body_hash=headers.body_hash,
-        nonce=headers.nonce,
-        issued_at=headers.issued_at,
-    )
-    try:
-        signer = recover(digest(domain, request.struct_hash()), headers.signature)
-    except ProtocolError as error:
-        raise _refuse("bad_signature", str(error)) from error
-    if signer != headers.address:
-        raise _refuse(
-            "bad_signature",
-            "the signature does not recover to the stated address",
-            "sign method, path, body hash and audience exactly as sent, in the ledger's domain",
-        )
-    return signer
 
 
 def verify_request(
@@ -179,8 +143,18 @@ def verify_request(
     from the headers.
     """
     parsed = parse_headers(headers)
-    check_freshness(parsed, now=now)
-    check_signature(parsed, domain=domain, audience=audience, method=method, path=path)
+    _check_freshness(parsed, now=now)
+    request = ApiRequest(audience, method, path, parsed.body_hash, parsed.nonce, parsed.issued_at)
+    try:
+        signer = recover(digest(domain, request.struct_hash()), parsed.signature)
+    except ProtocolError as error:
+        raise _refuse("bad_signature", str(error)) from error
+    if signer != parsed.address:
+        raise _refuse(
+            "bad_signature",
+            "the signature does not recover to the stated address",
+            "sign method, path, body hash and audience exactly as sent, in the ledger's domain",
+        )
     return parsed
 
 

@@ -117,7 +117,8 @@ class FileRoom:
         """Receive a file or proofs; raises RoomRefusal, and keeps nothing, when the upload is
         unwanted, too large, displaced by another, or does not match its name.
         """
-        is_named = self._admission.names_file if kind == "files" else self._admission.names_work
+        is_file = kind == "files"
+        is_named = self._admission.names_file if is_file else self._admission.names_work
         if not is_named(name):
             raise RoomRefusal(
                 404,
@@ -125,11 +126,26 @@ class FileRoom:
                 "the chain has no such work with a bond",
                 hint="submit it directly, or open a dispute, then try again after some blocks",
             )
+        path = self._path(kind, name)
+        partial = path.with_name(_PARTIAL + secrets.token_hex(8))
         async with self._turn(machine_of(address)) as upload:
-            if kind == "files":
-                await self._take_file(name, self._received(upload, parts, MAX_FILE_BYTES))
-            else:
-                await self._take_work(name, self._received(upload, parts, MAX_WORK_BYTES))
+            try:
+                limit = MAX_FILE_BYTES if is_file else MAX_WORK_BYTES
+                digest = await self._receive(upload, parts, partial, limit)
+                if is_file and digest != name:
+                    raise RoomRefusal(422, "other_hash", "the file has another hash than its name")
+                if not is_file and (
+                    fault := self._admission.work_fault(name, partial.read_bytes())
+                ):
+                    message = f"these are no proofs of that work: {fault}"
+                    raise RoomRefusal(422, "not_proven", message)
+                self._keep(partial, path, upload.size)
+            except OSError as error:
+                raise StorageError(
+                    f"the room cannot keep it: {error.strerror}", hint="check the relay's disk"
+                ) from error
+            finally:
+                partial.unlink(missing_ok=True)
 
     @contextlib.asynccontextmanager
     async def _turn(self, machine: str) -> AsyncIterator[_Upload]:
@@ -164,49 +180,20 @@ class FileRoom:
         self._uploads.remove(upload)
         upload.scope.reschedule(asyncio.get_running_loop().time())
 
-    async def _received(
-        self, upload: _Upload, parts: AsyncIterator[bytes], limit: int
-    ) -> AsyncIterator[bytes]:
-        """Yield the parts of an upload once there is space for each."""
-        async for part in parts:
-            upload.add(len(part), asyncio.get_running_loop().time())
-            if upload.size > limit:
-                raise RoomRefusal(413, "too_large", f"more than {limit} bytes")
-            self._make_room(upload)
-            yield part
-
-    async def _take_file(self, name: Hash32, parts: AsyncIterator[bytes]) -> None:
-        hasher, path, size = hashlib.sha256(), self._path("files", name), 0
-        partial = path.with_name(_PARTIAL + secrets.token_hex(8))
-        try:
-            with partial.open("wb") as file:
-                async for part in parts:
-                    size += len(part)
-                    hasher.update(part)
-                    await asyncio.to_thread(file.write, part)
-            if hasher.digest() != name:
-                raise RoomRefusal(422, "other_hash", "the file has another hash than its name")
-            self._keep(partial, path, size)
-        except OSError as error:
-            raise _cannot_keep(error) from error
-        finally:
-            partial.unlink(missing_ok=True)
-
-    async def _take_work(self, leaf: Hash32, parts: AsyncIterator[bytes]) -> None:
-        document = bytearray()
-        async for part in parts:
-            document += part
-        if fault := self._admission.work_fault(leaf, bytes(document)):
-            raise RoomRefusal(422, "not_proven", f"these are no proofs of that work: {fault}")
-        path = self._path("work", leaf)
-        partial = path.with_name(_PARTIAL + secrets.token_hex(8))
-        try:
-            partial.write_bytes(document)
-            self._keep(partial, path, len(document))
-        except OSError as error:
-            raise _cannot_keep(error) from error
-        finally:
-            partial.unlink(missing_ok=True)
+    async def _receive(
+        self, upload: _Upload, parts: AsyncIterator[bytes], partial: Path, limit: int
+    ) -> bytes:
+        """Write the parts of an upload once there is space for each; return their SHA-256."""
+        hasher = hashlib.sha256()
+        with partial.open("wb") as file:
+            async for part in parts:
+                upload.add(len(part), asyncio.get_running_loop().time())
+                if upload.size > limit:
+                    raise RoomRefusal(413, "too_large", f"more than {limit} bytes")
+                self._make_room(upload)
+                hasher.update(part)
+                await asyncio.to_thread(file.write, part)
+        return hasher.digest()
 
     def _keep(self, partial: Path, path: Path, size: int) -> None:
         partial.replace(path)
@@ -242,7 +229,3 @@ class FileRoom:
 
     def _path(self, kind: str, name: Hash32) -> Path:
         return (self._files if kind == "files" else self._work) / name.hex()
-
-
-def _cannot_keep(error: OSError) -> StorageError:
-    return StorageError(f"the room cannot keep it: {error.strerror}", hint="check the relay's disk")
