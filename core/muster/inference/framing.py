@@ -17,10 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
-from transformers import AutoTokenizer
-from transformers.models.auto.configuration_auto import AutoConfig
 
-from muster.inference.policy_files import declared_ends
+from muster.inference import policy_files
 from muster.inference.prompts import encode_prompt
 from muster.protocol.documents import first_fault
 from muster.protocol.encoding import hex0x, keccak
@@ -66,7 +64,7 @@ def pin_prompt(recipe: Recipe, folder: Path) -> Recipe:
 def read_tokenizer(folder: Path) -> Any:
     """Return a model's tokenizer; raises ConfigError."""
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return policy_files.read_tokenizer(folder)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"the tokenizer of {folder} does not load: {error}") from error
 
@@ -74,10 +72,10 @@ def read_tokenizer(folder: Path) -> Any:
 def _ends(tokenizer: Any, folder: Path) -> frozenset[int]:
     """Return the ids that end the model's completions; raises ConfigError."""
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        config = policy_files.read_config(folder)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"the configuration of {folder} does not load: {error}") from error
-    return declared_ends(folder, config, tokenizer)
+    return policy_files.declared_ends(folder, config, tokenizer)
 
 
 def _template(tokenizer: Any, folder: Path) -> ChatTemplate:

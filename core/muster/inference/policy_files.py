@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.models.auto.configuration_auto import AutoConfig
 from transformers.utils import logging as transformers_logging
 
 from muster.protocol.errors import EngineError
@@ -71,15 +72,23 @@ def load_folder(folder: Path, *, dtype: torch.dtype, device: str) -> LoadedPolic
                 trust_remote_code=False,
                 output_loading_info=True,
             )
-        tokenizer = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
+        tokenizer = read_tokenizer(folder)
         _require_complete(folder, report)
         require_supported(model)
         model.to(device).eval().requires_grad_(False)
         keep_caps(model)
         eos = eos_token_ids(model.config.get_text_config(), model.generation_config, tokenizer)
         return LoadedPolicy(model, tokenizer, eos, fingerprint(folder))
+
+
+def read_config(folder: Path) -> Any:
+    """Return the configuration of a folder's model; raises whatever transformers raises."""
+    return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def read_tokenizer(folder: Path) -> Any:
+    """Return a folder's tokenizer; raises whatever transformers raises."""
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def fingerprint(folder: Path) -> dict[str, str]:

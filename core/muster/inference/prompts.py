@@ -34,6 +34,13 @@ def encode_prompt(tokenizer: Any, prompt: Prompt, *, is_start: bool = True) -> t
     return tuple(found)
 
 
+def decode_completion(tokenizer: Any, tokens: Sequence[int], eos: frozenset[int]) -> str:
+    """Return the text of a completion without EOS and special tokens."""
+    kept = [token for token in tokens if token not in eos]
+    text: str = tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return text
+
+
 def after_last(tokens: Sequence[int], mark: Sequence[int]) -> Sequence[int]:
     """Return the tokens after the last occurrence of a mark: none if it does not occur, all if the
     mark is empty.

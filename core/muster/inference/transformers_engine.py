@@ -53,7 +53,7 @@ from muster.inference.policy_files import (
     swap_weights,
 )
 from muster.inference.products import quicken
-from muster.inference.prompts import encode_prompt
+from muster.inference.prompts import decode_completion, encode_prompt
 from muster.inference.step_graphs import record_cuda
 from muster.inference.turns import Turn, Weights
 from muster.protocol.errors import EngineError, ProofError
@@ -193,12 +193,7 @@ class TransformersEngine:
         """Return the text of a completion without EOS and special tokens."""
         policy, _ = self._loaded()
         with self._reading, as_engine_error("the policy's tokenizer does not decode a completion"):
-            text: str = policy.tokenizer.decode(
-                [token for token in tokens if token not in policy.eos_token_ids],
-                skip_special_tokens=True,
-                clean_up_tokenization_spaces=False,
-            )
-        return text
+            return decode_completion(policy.tokenizer, tokens, policy.eos_token_ids)
 
     def generate(
         self,

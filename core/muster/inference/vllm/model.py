@@ -16,11 +16,16 @@ from typing import Any
 
 import psutil
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoTokenizer
 
 from muster.inference.engine import Completion, Examined, Progress, Request, Sample
-from muster.inference.policy_files import declared_ends, fingerprint
-from muster.inference.prompts import encode_prompt
+from muster.inference.policy_files import (
+    as_engine_error,
+    declared_ends,
+    fingerprint,
+    read_config,
+    read_tokenizer,
+)
+from muster.inference.prompts import decode_completion, encode_prompt
 from muster.inference.turns import Turn
 from muster.inference.vllm.frames import PolicyShape, Tokens
 from muster.protocol.errors import EngineError
@@ -76,9 +81,10 @@ class HostedPolicy:
 
     def __init__(self, folder: Path, options: Options) -> None:
         """Open a folder; raises EngineError when vLLM cannot run its model."""
-        self._config = _read_config(folder)
+        with as_engine_error(f"policy folder {folder} does not load"):
+            self._config = read_config(folder)
+            self._tokenizer = read_tokenizer(folder)
         _require_runs_here(self._config, options)
-        self._tokenizer = _read_tokenizer(folder)
         self._fingerprint = fingerprint(folder)
         self._shapes = _shapes(folder)
         self._llm = _open(folder, self._config, options)
@@ -115,12 +121,7 @@ class HostedPolicy:
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of a completion without EOS and special tokens."""
         with self._reading:
-            text: str = self._tokenizer.decode(
-                [token for token in tokens if token not in self.shape.eos_token_ids],
-                skip_special_tokens=True,
-                clean_up_tokenization_spaces=False,
-            )
-        return text
+            return decode_completion(self._tokenizer, tokens, self.shape.eos_token_ids)
 
     def generate(
         self,
@@ -305,20 +306,6 @@ def _open(folder: Path, config: Any, options: Options) -> Any:
             hint="it needs config.json, *.safetensors and the tokenizer's files; --engine "
             "transformers runs more architectures",
         ) from error
-
-
-def _read_config(folder: Path) -> Any:
-    try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise EngineError(f"policy folder {folder} does not load: {error}") from error
-
-
-def _read_tokenizer(folder: Path) -> Any:
-    try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise EngineError(f"policy folder {folder} does not load: {error}") from error
 
 
 def _require_runs_here(config: Any, options: Options) -> None:
