@@ -42,16 +42,16 @@ class Recomputed(NamedTuple):
     """Logits, before temperature."""
 
 
-class Choices(NamedTuple):
+class ClaimedTokens(NamedTuple):
     """Tokens that are claimed to follow from noise, one per row."""
 
     tokens_B: npt.NDArray[np.int64]
     seeds_B: npt.NDArray[np.uint64]
     positions_B: npt.NDArray[np.uint64]
 
-    def at(self, rows: slice) -> Choices:
+    def at(self, rows: slice) -> ClaimedTokens:
         """Return the choices of some rows."""
-        return Choices(self.tokens_B[rows], self.seeds_B[rows], self.positions_B[rows])
+        return ClaimedTokens(self.tokens_B[rows], self.seeds_B[rows], self.positions_B[rows])
 
 
 class Block(Protocol):
@@ -70,7 +70,7 @@ class HostBlock:
 
     logits_BV: Floats
 
-    def replay(self, choices: Choices, temperature: float) -> Replayed:
+    def replay(self, choices: ClaimedTokens, temperature: float) -> Replayed:
         """Return the rows' choices compared with those that the noise yields."""
         logits_BV = self.logits_BV
         margins_B, expected_B = replay_block(logits_BV, *choices, temperature)
@@ -86,7 +86,7 @@ class HostBlock:
         return odds
 
 
-class Proven(NamedTuple):
+class ProofFindings(NamedTuple):
     """Findings about samples from their hidden states, which may be on any device."""
 
     chunks: Sequence[Sequence[ChunkResult]]
@@ -97,9 +97,9 @@ class Proven(NamedTuple):
 
 def examine(
     samples: Sequence[Sample],
-    prove: Callable[[], Proven],
+    prove: Callable[[], ProofFindings],
     block_of: Callable[[slice], Block],
-    send: Callable[[Choices], Any] | None = None,
+    send: Callable[[ClaimedTokens], Any] | None = None,
     *,
     vocab_size: int,
     eos: Iterable[int],
@@ -134,7 +134,9 @@ def examine(
     ]
 
 
-def prove_host(samples: Sequence[Sample], hidden: Sequence[Patterns], proof: ProofRecipe) -> Proven:
+def prove_host(
+    samples: Sequence[Sample], hidden: Sequence[Patterns], proof: ProofRecipe
+) -> ProofFindings:
     """Return the findings about samples from hidden states [T, H] in this process's memory.
 
     Raises ProofError for hidden states with NaN or infinity and for proofs that do not parse.
@@ -145,7 +147,7 @@ def prove_host(samples: Sequence[Sample], hidden: Sequence[Patterns], proof: Pro
         [project_rows(hidden_TH, s.seed, s.first, s.tokens) for s in sample.shares]
         for sample, hidden_TH in zip(samples, hidden, strict=True)
     ]
-    return Proven(chunks, [np.array(each, np.float64).reshape(-1, VALUES) for each in sums])
+    return ProofFindings(chunks, [np.array(each, np.float64).reshape(-1, VALUES) for each in sums])
 
 
 def _replayed(
@@ -171,14 +173,14 @@ def _replayed(
     return made, odds
 
 
-def _claimed(samples: Sequence[Sample]) -> list[Choices]:
+def _claimed(samples: Sequence[Sample]) -> list[ClaimedTokens]:
     """Return the own choices of all samples' rows, then those of each redraw."""
     lengths = [len(sample.completion_tokens) for sample in samples]
     positions_N = np.concatenate([np.arange(n, dtype=np.uint64) for n in lengths])
     own = [(sample.seed, sample.completion_tokens) for sample in samples]
     redrawn = zip(*([(r.seed, r.tokens) for r in s.redraws] for s in samples), strict=True)
     return [
-        Choices(
+        ClaimedTokens(
             np.concatenate([np.asarray(tokens, np.int64) for _, tokens in choices]),
             np.repeat(np.array([seed for seed, _ in choices], np.uint64), lengths),
             positions_N,

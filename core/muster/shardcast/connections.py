@@ -68,25 +68,6 @@ class ServerLimits:
     """Most requests that wait at the same time; further ones are answered at once."""
 
 
-class RequestRates:
-    """A token bucket per machine. Not thread-safe: one event loop owns it."""
-
-    def __init__(self, rate_per_s: float, burst: int) -> None:
-        self._rate = rate_per_s
-        self._burst = burst
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
-
-    def admit(self, machine: str, now_s: float) -> bool:
-        """Take one token; False when the machine has none left."""
-        tokens, then_s = self._buckets.pop(machine, (float(self._burst), now_s))
-        tokens = min(float(self._burst), tokens + (now_s - then_s) * self._rate)
-        admitted = tokens >= 1
-        self._buckets[machine] = (tokens - 1 if admitted else tokens, now_s)
-        while len(self._buckets) > MAX_TRACKED_MACHINES:
-            self._buckets.popitem(last=False)
-        return admitted
-
-
 class ConnectionTable(Generic[C]):
     """The machines that hold a server's connections; one event loop owns it.
 

@@ -21,13 +21,14 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from muster.lifecycle import machine_of
+from muster.lifecycle.rates import RateLimit
 from muster.protocol.errors import ConfigError, StorageError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.shardcast.chunks import Region
 from muster.shardcast.connections import (
+    MAX_TRACKED_MACHINES,
     ConnectionTable,
     LimitedServer,
-    RequestRates,
     Sender,
     ServerLimits,
 )
@@ -95,7 +96,11 @@ class ShardServer:
         self._wanted = wanted
         self._room = room
         self._table = ConnectionTable[RequestHandler](self._limits)
-        self._rates = RequestRates(self._limits.requests_per_s, self._limits.burst)
+        self._rates = RateLimit(
+            rate=self._limits.requests_per_s,
+            burst=self._limits.burst,
+            max_keys=MAX_TRACKED_MACHINES,
+        )
         self._waiting = 0
         self._stopping = False
         self._runner: web.ServerRunner | None = None
@@ -174,7 +179,7 @@ class ShardServer:
             return web.Response(status=500)
 
     def _refusal(self, request: web.BaseRequest) -> web.Response | None:
-        if not self._rates.admit(_machine(request), self._loop.time()):
+        if self._rates.wait_s(_machine(request)) > 0:
             return web.Response(status=429, headers={"Retry-After": "1"})
         has_room = self._room is not None and _asked(request.path)[0] in _ROOM_KINDS
         is_put = request.method == "PUT" and has_room

@@ -12,7 +12,7 @@ from worlds.replays import replay_sample
 from muster.inference import blocks, examining, sampler
 from muster.inference.blocks import DeviceBlock, DeviceChoices, examine_rows
 from muster.inference.engine import Examined, Redraw, Sample, Share
-from muster.inference.examining import Choices, HostBlock
+from muster.inference.examining import ClaimedTokens, HostBlock
 from muster.inference.sampling import gumbel_noise
 from muster.protocol.errors import ProofError
 from muster.protocol.ids import Hash32
@@ -116,7 +116,9 @@ def test_scores_that_are_no_numbers_have_no_margin(seed: int, place: int, value:
     logits: npt.NDArray[np.float32] = np.zeros((1, VOCAB), np.float32)
     logits[0, place] = value
     for token in range(VOCAB):
-        choices = Choices(np.array([token]), np.array([seed], np.uint64), np.zeros(1, np.uint64))
+        choices = ClaimedTokens(
+            np.array([token]), np.array([seed], np.uint64), np.zeros(1, np.uint64)
+        )
         asked = DeviceChoices.of(choices, torch.device("cpu"))
         device = DeviceBlock(torch.from_numpy(logits))
         for found in (HostBlock(logits).replay(choices, T), device.replay(asked, T)):

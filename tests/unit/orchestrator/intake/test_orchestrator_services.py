@@ -13,8 +13,8 @@ from hypothesis import given, strategies as st
 from orchestrator_bench import open_bench, refused
 from orchestrator_fakes import Network
 
+from muster.lifecycle.rates import RateLimit
 from muster.orchestrator.clock import Backoff, BlockClock, wait_for
-from muster.orchestrator.http.quotas import RateLimit
 from muster.orchestrator.intake.blobs import LEFTOVER_S
 from muster.orchestrator.intake.files import FileStore
 from muster.orchestrator.process import load_documents
