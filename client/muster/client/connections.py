@@ -20,7 +20,7 @@ from muster.client.settings import EngineSettings, NodeSettings
 from muster.client.tickets import longest_sample
 from muster.inference import InferenceEngine
 from muster.inference.engine import Room
-from muster.inference.loading import load_as, load_process
+from muster.inference.loading import load_as, load_transformers
 from muster.lifecycle import ComputeThread
 from muster.protocol.eip712 import Domain
 from muster.protocol.errors import ConfigError
@@ -111,7 +111,8 @@ def make_engine(settings: EngineSettings) -> InferenceEngine:
     room = room_of(settings)
     if settings.engine == "transformers" and len(getattr(settings, "devices", ())) > 1:
         # In one interpreter, the calls of several engines would run one at a time.
-        return load_process(settings.threads, room)(settings.dtype, settings.device)
+        load = load_transformers(settings.threads, room, is_apart=True)
+        return load(settings.dtype, settings.device)
     load = load_as(settings.engine, settings.threads, room, settings.tensor_parallel)
     return load(settings.dtype, settings.device)
 

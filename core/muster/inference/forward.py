@@ -20,6 +20,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.utils import ModelOutput
 
 from muster.protocol.errors import EngineError
+from muster.toploc.chunks import to_patterns
 
 Tokens = Sequence[int]
 Predicted: TypeAlias = tuple[torch.Tensor, torch.Tensor]
@@ -215,14 +216,6 @@ class Forward:
                 raise _HeadReached
         # For a slice that is not contiguous, torch would copy the weight for each row.
         return ((self._seen if self._given is None else self._given).contiguous(),)
-
-
-def to_patterns(hidden: torch.Tensor) -> npt.NDArray[np.uint16]:
-    """Return hidden states as bfloat16 patterns, rounded to nearest even."""
-    integers: npt.NDArray[np.int16] = (
-        hidden.to(torch.bfloat16).contiguous().view(torch.int16).cpu().numpy()
-    )
-    return integers.view(np.uint16)
 
 
 def to_rows(hidden: torch.Tensor) -> Any:

@@ -22,13 +22,8 @@ def engine_of(options: Mapping[str, Any]) -> InferenceEngine:
 
 def load_as(engine: str, threads: int, room: Room = ROOM, tensor_parallel: int = 1) -> EngineLoader:
     """Return the loader of an engine, by the engine's name."""
-    if engine == "vllm":
-        return load_vllm(threads, room, tensor_parallel)
-    return load_transformers(threads, room)
-
-
-def load_vllm(threads: int, room: Room = ROOM, tensor_parallel: int = 1) -> EngineLoader:
-    """Return the loader of vLLM, which runs in its own process and environment."""
+    if engine != "vllm":
+        return load_transformers(threads, room)
 
     def load(dtype: Dtype, device: str) -> InferenceEngine:
         from muster.inference.vllm.engine import VllmEngine
@@ -40,26 +35,20 @@ def load_vllm(threads: int, room: Room = ROOM, tensor_parallel: int = 1) -> Engi
     return load
 
 
-def load_transformers(threads: int, room: Room = ROOM) -> EngineLoader:
-    """Return the loader of transformers, which runs any Hugging Face causal language model."""
+def load_transformers(threads: int, room: Room = ROOM, *, is_apart: bool = False) -> EngineLoader:
+    """Return the loader of transformers, which runs any Hugging Face causal language model; it is
+    apart in a process of its own, beside others of the same worker.
+    """
 
     def load(dtype: Dtype, device: str) -> InferenceEngine:
+        require_device(device)
+        if is_apart:
+            from muster.inference.vllm.engine import ProcessEngine
+
+            return ProcessEngine(dtype, threads=threads, device=device, room=room)
         from muster.inference.transformers_engine import TransformersEngine
 
-        require_device(device)
         return TransformersEngine(dtype, threads=threads, device=device, room=room)
-
-    return load
-
-
-def load_process(threads: int, room: Room = ROOM) -> EngineLoader:
-    """Return the loader of transformers in its own process, beside others of the same worker."""
-
-    def load(dtype: Dtype, device: str) -> InferenceEngine:
-        from muster.inference.vllm.engine import ProcessEngine
-
-        require_device(device)
-        return ProcessEngine(dtype, threads=threads, device=device, room=room)
 
     return load
 

@@ -27,12 +27,12 @@ from muster.inference.engine import (
     Sample,
 )
 from muster.inference.forgers import RecomputedChunks
-from muster.inference.forward import Forward, Tokens, WholeBatch, pad_left, to_patterns
+from muster.inference.forward import Forward, Tokens, WholeBatch, pad_left
 from muster.inference.policy_files import keep_caps
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.recipe import ProofRecipe, Recipe
 from muster.toploc import ChunkResult, build_proofs_many, verify_proofs_many
-from muster.toploc.chunks import Patterns
+from muster.toploc.chunks import Patterns, to_patterns
 
 _MOST_CHUNKS = 512
 """Chunks that forgers are tried on: more would take memory and hardly change the result."""

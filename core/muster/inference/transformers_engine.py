@@ -40,7 +40,6 @@ from muster.inference.forward import (
     WholeBatch,
     pad_right,
     plan_prefill,
-    to_patterns,
 )
 from muster.inference.lean_model import LeanModel
 from muster.inference.lean_prefill import plan_passes, predicting_rows
@@ -61,6 +60,7 @@ from muster.protocol.ids import PolicyVersion
 from muster.protocol.prompts import Prompt
 from muster.protocol.recipe import ProofRecipe
 from muster.protocol.set_aside import NOTHING, SetAside
+from muster.toploc.chunks import to_patterns
 
 logger = logging.getLogger(__name__)
 
