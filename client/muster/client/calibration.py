@@ -24,8 +24,8 @@ from muster.client.cli.options import (
     open_keystore,
     parse_account,
 )
-from muster.client.durable_log import write_durably
 from muster.inference.calibrated_limits import detection, submission_size
+from muster.lifecycle.files import write_durably
 from muster.protocol.documents import first_fault
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ConfigError, EncodingError, MusterError

@@ -7,19 +7,17 @@ stake.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import fcntl
 import json
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 from typing import Any, Self
 
 from muster.lifecycle import sync_path
+from muster.lifecycle.files import cannot_write
 from muster.protocol.errors import ConfigError, EncodingError, StorageError
 
 
@@ -64,7 +62,7 @@ class Journal(ABC):
             except OSError as error:
                 # A partial line would damage the next entry too.
                 os.ftruncate(self._file.fileno(), end)
-                raise _cannot_write(self._path, error) from error
+                raise cannot_write(self._path, error) from error
 
     def close(self) -> None:
         """Close the file and release its lock."""
@@ -111,49 +109,3 @@ class Journal(ABC):
                 hint="restore the file from a backup; without it this key might sign twice "
                 "and be slashed",
             ) from error
-
-
-def write_durably(path: Path, data: bytes) -> None:
-    """Replace a file atomically; once this returns, it survives a power failure.
-
-    Raises StorageError, and leaves no partial file, when the write fails.
-    """
-    partial = path.with_name(path.name + ".partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-        sync_path(path.parent)
-    except OSError as error:
-        # Delete the partial file: it may occupy the last free space.
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise _cannot_write(path, error) from error
-
-
-@contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path; its file replaces `path` atomically.
-
-    Raises StorageError when the write fails.
-    """
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield partial
-        partial.replace(path)
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror}") from error
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _cannot_write(path: Path, error: OSError) -> StorageError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        hint = "the disk is full: free some space, and the process continues by itself"
-    else:
-        hint = "check the disk, and the folder's owner and permissions"
-    return StorageError(f"cannot write {path}: {error.strerror}", hint=hint)

@@ -17,6 +17,7 @@ from pydantic import Field
 
 from muster.chain import ZERO_ADDRESS, BatchStatus, BatchView, Chain, ChainView, Event, follow
 from muster.lifecycle import run_beside, run_until_stopped
+from muster.lifecycle.files import write_durably
 from muster.protocol.eip712 import Domain, signer_of
 from muster.protocol.errors import ChainError, ConfigError, ContractRevert
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
@@ -278,9 +279,7 @@ def announce(server: ShardServer, name: str, ready_file: Path | None) -> None:
     """
     click.echo(f"{name} listens at {server.url}", err=True)
     if ready_file is not None:
-        fresh = ready_file.with_name(f"{ready_file.name}.tmp")
-        fresh.write_text(server.url)
-        fresh.rename(ready_file)
+        write_durably(ready_file, server.url.encode())
 
 
 # The command

@@ -17,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from muster.lifecycle.files import whole_file
 from muster.protocol.encoding import canonical_json
 from muster.protocol.errors import ConfigError
 from muster.tasks.problem import Problem
@@ -167,12 +168,13 @@ def write_parquet(task_set: TaskSet, path: Path) -> None:
         [(name, pyarrow.string()) for name in Problem.model_fields],
         {"muster": json.dumps({"name": task_set.name, "version": task_set.version})},
     )
-    part = path.with_name(f".{path.name}.part")
     problems = iter(task_set)
-    with pyarrow.parquet.ParquetWriter(part, schema, compression="zstd") as writer:
+    with (
+        whole_file(path) as part,
+        pyarrow.parquet.ParquetWriter(part, schema, compression="zstd") as writer,
+    ):
         while rows := [_row(problem) for problem in islice(problems, GROUP_ROWS)]:
             writer.write_table(pyarrow.Table.from_pylist(rows, schema))
-    part.replace(path)
 
 
 def _row(problem: Problem) -> dict[str, str | None]:

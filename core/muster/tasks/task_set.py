@@ -6,7 +6,6 @@ format of both is the document.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Self, overload
 
+from muster.lifecycle.files import whole_file
 from muster.protocol.errors import EncodingError, TaskError
 from muster.protocol.ids import Hash32
 from muster.protocol.recipe import Recipe
@@ -176,15 +176,11 @@ class TaskSet:
 
     def write(self, path: Path) -> None:
         """Write the document to a file atomically."""
-        part = path.with_name(f".{path.name}.part")
-        with part.open("wb") as file:
-            file.writelines(self._document.chunks() if self._document else [self.to_bytes()])
-            file.flush()
-            os.fsync(file.fileno())
-        if self._document and TaskSetFile.open(part).root != self.hash():
-            part.unlink()
-            raise TaskError(f"{self._document.path} has changed since it was opened")
-        part.replace(path)
+        with whole_file(path) as part:
+            with part.open("wb") as file:
+                file.writelines(self._document.chunks() if self._document else [self.to_bytes()])
+            if self._document and TaskSetFile.open(part).root != self.hash():
+                raise TaskError(f"{self._document.path} has changed since it was opened")
 
     @property
     def _header(self) -> Header:

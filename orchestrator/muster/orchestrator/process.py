@@ -23,6 +23,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from muster.chain import Chain, ChainView, EventReader, RunConfig, find_run
+from muster.lifecycle.files import write_durably
 from muster.orchestrator.admin import admin_listener, create_admin_app
 from muster.orchestrator.clock import BlockClock
 from muster.orchestrator.db import open_database
@@ -176,13 +177,7 @@ def _announce_url(listener: socket.socket, settings: OrchestratorSettings) -> No
     url = f"http://{host}:{listener.getsockname()[1]}"
     logger.info("listening", extra={"url": url, "run": settings.run})
     if settings.ready_file is not None:
-        _write_whole(settings.ready_file, url + "\n")
-
-
-def _write_whole(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(text)
-    temporary.replace(path)
+        write_durably(settings.ready_file, url.encode() + b"\n")
 
 
 @contextlib.contextmanager

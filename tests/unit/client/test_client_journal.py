@@ -12,9 +12,10 @@ from hypothesis import given, settings, strategies as st
 from worlds.client_world import make_submission, make_ticket
 
 from muster.client import durable_log
-from muster.client.durable_log import Journal, write_durably
+from muster.client.durable_log import Journal
 from muster.client.worker import journal as worker_journals
 from muster.client.worker.journal import BatchPlace, SignedSubmission, SubmissionJournal
+from muster.lifecycle.files import write_durably
 from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.errors import ConfigError, StorageError
 from muster.protocol.ids import BatchName, PolicyVersion

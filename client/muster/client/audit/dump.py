@@ -22,7 +22,7 @@ from typing import Any
 
 from muster.chain import BlockId, Deployment
 from muster.client.audit.observed import Observed
-from muster.client.durable_log import whole_file
+from muster.lifecycle.files import whole_file
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ConfigError, EncodingError
 from muster.protocol.ids import to_address, to_hash32

@@ -22,7 +22,7 @@ from muster.client.audit.history import ChainHistory
 from muster.client.audit.ledger import Ledger
 from muster.client.audit.outcome_table import OutcomeTable, tabulate
 from muster.client.audit.report import AuditReport, PaymentReport, SlashReport, WorkerReport
-from muster.client.durable_log import whole_file
+from muster.lifecycle.files import whole_file
 from muster.protocol.encoding import hex0x
 from muster.protocol.ids import RunId
 from muster.protocol.messages import Reason, Verdict

@@ -33,11 +33,11 @@ from muster.client.cli.options import (
     run_option,
 )
 from muster.client.cli.printing import print_facts, print_json, print_result, print_table
-from muster.client.durable_log import write_durably
 from muster.client.preflight import find_run
 from muster.client.quantities import format_share, format_tokens
 from muster.client.settings import WorkerSettings
 from muster.lifecycle import run_until_stopped
+from muster.lifecycle.files import write_durably
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ConfigError, EncodingError
 from muster.protocol.ids import Address, Hash32, RunId, Step, to_address

@@ -24,7 +24,7 @@ from muster.client.audit.outcome_table import OutcomeTable, tabulate
 from muster.client.dataset.folder import CARD, SPLITS, DataFolder, DataOrigin, DataPart, PartWriter
 from muster.client.dataset.rows import Accepted, RowMaker, policy_roots
 from muster.client.dataset.selection import Selection
-from muster.client.durable_log import whole_file
+from muster.lifecycle.files import whole_file
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ApiError, EncodingError, NotYet, StorageError
 from muster.protocol.ids import Address, Hash32, RunId

@@ -33,8 +33,8 @@ from pydantic import Field, TypeAdapter
 
 from muster.client.dataset.rows import SCHEMA
 from muster.client.dataset.selection import SelectionSettings, is_test
-from muster.client.durable_log import whole_file
 from muster.lifecycle import sync_path
+from muster.lifecycle.files import whole_file
 from muster.protocol.encoding import canonical_json, keccak, parse_canonical_json
 from muster.protocol.errors import ConfigError, EncodingError, StorageError
 from muster.protocol.ids import Hash32

@@ -19,8 +19,8 @@ from pathlib import Path
 from muster.client.audit.contradictions import Check
 from muster.client.dataset.folder import DataFolder
 from muster.client.dataset.verify import Faults
-from muster.client.durable_log import whole_file
 from muster.inference.engine_judge import EngineJudge, Opinion
+from muster.lifecycle.files import whole_file
 from muster.protocol.encoding import canonical_json, hex0x, parse_canonical_json
 from muster.protocol.errors import ConfigError, EncodingError
 from muster.protocol.ids import Hash32

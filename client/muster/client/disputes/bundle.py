@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from muster.api.answers import AccountAddress, BatchEntry, HexBytes, HexHash, HexSignature
-from muster.client.durable_log import whole_file
+from muster.lifecycle.files import whole_file
 from muster.protocol.errors import ConfigError, EncodingError
 from muster.protocol.messages import OutcomeRecord
 

@@ -37,7 +37,7 @@ from muster.client.chain_facts import ChainClock, HistoryView
 from muster.client.connections import TRANSACTIONS, EngineFactory, load_engine, make_engine
 from muster.client.disputes.cases import fees_due, penalties_of, ruling_words
 from muster.client.disputes.claims import OVERTAKEN, close_case, fine
-from muster.client.durable_log import Journal, write_durably
+from muster.client.durable_log import Journal
 from muster.client.juror.judging import CaseJudge
 from muster.client.outage import SURVIVED, Steps
 from muster.client.preflight import warn_of_gas
@@ -45,6 +45,7 @@ from muster.client.settings import JurorSettings
 from muster.client.stake import FAUCET_CHAIN_ID
 from muster.client.validator.decoding import FileDecoder
 from muster.lifecycle import run_beside
+from muster.lifecycle.files import write_durably
 from muster.protocol.encoding import canonical_json, hex0x, keccak
 from muster.protocol.errors import ChainError, ConfigError
 from muster.protocol.ids import Address, Hash32, to_address, to_hash32

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 from muster.api import BatchChecking
 from muster.chain import BatchView
-from muster.client.durable_log import write_durably
 from muster.client.outage import serve_forever
+from muster.lifecycle.files import write_durably
 from muster.protocol.checking import (
     Checking,
     CheckReport,

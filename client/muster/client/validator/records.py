@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from muster.client.chain_facts import OutcomePlace
-from muster.client.durable_log import Journal, write_durably
+from muster.client.durable_log import Journal
 from muster.client.validator.checks import (
     ClaimedWork,
     check_history,
@@ -30,6 +30,7 @@ from muster.client.validator.checks import (
 )
 from muster.client.validator.judging import Judgement, outcome_record
 from muster.client.validator.replay import Replay
+from muster.lifecycle.files import write_durably
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.ids import BatchName, to_hash32
 from muster.protocol.messages import (

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from muster.chain import ZERO_ADDRESS, BatchView, Chain, PauseCause, RunView
-from muster.client.durable_log import write_durably
 from muster.client.tickets import KnownPolicy, TicketTerms
 from muster.client.validator.checks import (
     ClaimedWork,
@@ -43,6 +42,7 @@ from muster.client.validator.judging import (
 from muster.client.validator.replay import Statistic, measure
 from muster.client.worker.generation import Ungraded, play_ticket, submission_of
 from muster.inference import InferenceEngine
+from muster.lifecycle.files import write_durably
 from muster.protocol.eip712 import Domain
 from muster.protocol.encoding import canonical_json, file_hash, hex0x, keccak
 from muster.protocol.errors import (

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from muster.client.durable_log import Journal, write_durably
+from muster.client.durable_log import Journal
+from muster.lifecycle.files import write_durably
 from muster.protocol.encoding import file_hash, hex0x
 from muster.protocol.ids import Address, BatchName, Hash32, RunId, Step, to_hash32
 from muster.protocol.messages import Submission, Ticket, Verdict

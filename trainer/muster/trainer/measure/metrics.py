@@ -18,6 +18,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
+from muster.lifecycle.files import write_durably
 from muster.protocol.errors import ConfigError, MusterError, StorageError
 from muster.protocol.ids import PolicyVersion
 from muster.trainer.measure.figures import PREFIX, STEP, meaning_of, split_part
@@ -42,9 +43,7 @@ class MetricsLog:
         """Remove the lines of steps that will be taken again, and an incomplete last line."""
         if self._path.exists():
             kept = [line for line in self._path.read_text().splitlines() if _is_of(line, version)]
-            fresh = self._path.with_name(f".{self._path.name}.part")
-            fresh.write_text("".join(f"{line}\n" for line in kept))
-            fresh.replace(self._path)
+            write_durably(self._path, "".join(f"{line}\n" for line in kept).encode())
 
     def forget_unfinished(self) -> None:
         """Remove an incomplete last line, which a kill or a full disk left."""

@@ -26,6 +26,7 @@ from typing import Any
 
 from muster.chain import Chain, ChainView, RunView, read_view
 from muster.inference import InferenceEngine
+from muster.lifecycle.files import write_durably
 from muster.protocol.encoding import file_hash, hex0x
 from muster.protocol.errors import ConfigError, EncodingError, StorageError
 from muster.protocol.ids import PolicyVersion, RunId
@@ -376,6 +377,5 @@ def write_records(path: Path, records: list[PassRecord], run: RunView, version: 
         "task_set_hash": hex0x(run.config.task_set_hash),
     }
     lines = [header, *map(asdict, records)]
-    part = path.with_name(f".{path.name}.part")
-    part.write_text("".join(json.dumps(line, sort_keys=True) + "\n" for line in lines))
-    part.replace(path)
+    text = "".join(json.dumps(line, sort_keys=True) + "\n" for line in lines)
+    write_durably(path, text.encode())

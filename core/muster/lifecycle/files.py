@@ -1,0 +1,46 @@
+"""Files that are on the disk whole, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+from muster.lifecycle import sync_path
+from muster.protocol.errors import StorageError
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary path; its file replaces `path` atomically, and then survives a power
+    failure. Raises StorageError, and leaves no partial file, when the write fails.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield partial
+        sync_path(partial)
+        partial.replace(path)
+        sync_path(path.parent)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    finally:
+        # A partial file may occupy the last free space.
+        with contextlib.suppress(OSError):
+            partial.unlink()
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Replace a file as `whole_file` does."""
+    with whole_file(path) as partial:
+        partial.write_bytes(data)
+
+
+def cannot_write(path: Path, error: OSError) -> StorageError:
+    """Return the error of a file that the disk refuses."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        hint = "the disk is full: free some space, and the process continues by itself"
+    else:
+        hint = "check the disk, and the folder's owner and permissions"
+    return StorageError(f"cannot write {path}: {error.strerror}", hint=hint)
