@@ -40,7 +40,7 @@ def write_durably(path: Path, data: bytes) -> None:
 def cannot_write(path: Path, error: OSError) -> StorageError:
     """Return the error of a file that the disk refuses."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        hint = "the disk is full: free some space, and the process continues by itself"
+        hint = "the disk is full: free some space; nodes then continue by themselves"
     else:
         hint = "check the disk, and the folder's owner and permissions"
     return StorageError(f"cannot write {path}: {error.strerror}", hint=hint)

@@ -22,8 +22,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from muster.lifecycle.files import cannot_write, whole_file
 from muster.protocol.encoding import canonical_json, parse_canonical_json
-from muster.protocol.errors import ConfigError, EncodingError, StorageError, TaskError
+from muster.protocol.errors import ConfigError, EncodingError, TaskError
 from muster.protocol.ids import Hash32
 from muster.protocol.merkle import verify_merkle_proof
 from muster.protocol.mixture import MOST_PARTS, PART_NAME
@@ -321,7 +322,7 @@ class DocumentWriter:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._rows.open("wb")
         except OSError as error:
-            raise StorageError(f"cannot write {self._path}: {error.strerror}") from error
+            raise cannot_write(self._path, error) from error
         return self
 
     def __exit__(
@@ -331,8 +332,7 @@ class DocumentWriter:
         traceback: TracebackType | None,
     ) -> None:
         self._file.close()
-        for leftover in (self._rows, self._part):
-            leftover.unlink(missing_ok=True)
+        self._rows.unlink(missing_ok=True)
 
     def __len__(self) -> int:
         return len(self._contents)
@@ -365,20 +365,14 @@ class DocumentWriter:
 
         self._flush()
         header = Header(self._name, self._version, len(self), tuple(self._parts)).to_bytes()
-        try:
-            with self._part.open("wb") as file, self._rows.open("rb") as rows:
-                file.write(header + b"\n")
-                shutil.copyfileobj(rows, file, _BUFFER_BYTES)
-                file.flush()
-                os.fsync(file.fileno())
-            self._part.replace(self._path)
-        except OSError as error:
-            raise self._failed(error) from error
+        with (
+            whole_file(self._path) as part,
+            part.open("wb") as file,
+            self._rows.open("rb") as rows,
+        ):
+            file.write(header + b"\n")
+            shutil.copyfileobj(rows, file, _BUFFER_BYTES)
         return root_of(np.concatenate([as_leaves([leaf_of(header, 0)]), *self._leaves]))
-
-    @property
-    def _part(self) -> Path:
-        return self._path.with_name(f".{self._path.name}.part")
 
     def _flush(self) -> None:
         if not self._buffer:
@@ -392,7 +386,4 @@ class DocumentWriter:
             self._file.write(data)
             self._file.flush()
         except OSError as error:
-            raise self._failed(error) from error
-
-    def _failed(self, error: OSError) -> StorageError:
-        return StorageError(f"cannot write {self._path}: {error.strerror}", hint="free some space")
+            raise cannot_write(self._path, error) from error
