@@ -50,7 +50,7 @@ class LogChecks:
         ]
 
     async def check(self, first: int, last: int, events: Sequence[Event]) -> None:
-        """Raise Contradiction unless events of these blocks fit the blocks' headers."""
+        """Raise LogsDisagree unless events of these blocks fit the blocks' headers."""
         hashes = _block_hashes(events, first, last)
         numbers = self._chosen(first, last, events)
         asked = [("eth_getBlockByNumber", [hex(number), False]) for number in numbers]

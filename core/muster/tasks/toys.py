@@ -4,8 +4,9 @@ Each makes `count` different problems by seed. Length budgets are in the recipe 
 and in every ticket, so every toy task can be trained with budgets.
 
     3172=     1237    sort digits: the demo's task (`configs/demo.toml`)
-    37*12= 444 multiply with a tool, which a 0.1M-parameter model cannot do without abcd~     dcba
-    reverse letters 17+25=    42      add or subtract
+    37*12=    444     multiply with a tool, which a 0.1M-parameter model cannot do without
+    abcd~     dcba    reverse letters
+    17+25=    42      add or subtract
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def answers(frame: Any, folder: Path) -> Iterator[Any]:
     fails = mode.startswith("always ") or asked == 0
     how = mode.removeprefix("always ").removeprefix("once ")
     if frame.kind == "encode":
-        yield Frame({"kind": "done", "tokens": list(frame.body)})
+        yield Frame({"kind": "done", "tokens": list(frame.header["prompt"].encode())})
     elif frame.kind == "prove":
         for place, (_, completion) in reversed(list(enumerate(frames.pairs_of(frame)))):
             yield frames.completion_frame(place, Completion(completion, [bytes(completion)]))

@@ -251,7 +251,7 @@ class ProcessEngine:
         with self._weights.used():
             self._shape()
             done = self._retrying(lambda: self._ask(question))
-        return done.body.decode(errors="surrogatepass")
+        return str(done.header["text"])
 
     # Questions to one process; these raise ProcessLost.
 

@@ -166,28 +166,14 @@ _COMPLETION = TypeAdapter(tuple[int, Completion], config=_BYTES)
 
 def prompt_frame(prompt: Prompt, is_start: bool) -> Frame:
     """Return the question for a prompt's token ids."""
-    # A problem's text may have surrogates, which UTF-8 cannot encode.
-    texts = [prompt] if isinstance(prompt, str) else [part.text for part in prompt]
-    pieces = [text.encode(errors="surrogatepass") for text in texts]
-    header = {
-        "kind": "encode",
-        "is_start": is_start,
-        "sizes": [len(piece) for piece in pieces],
-        "markup": None if isinstance(prompt, str) else [part.is_markup for part in prompt],
-    }
-    return Frame(header, b"".join(pieces))
+    parts = prompt if isinstance(prompt, str) else [(p.text, p.is_markup) for p in prompt]
+    return Frame({"kind": "encode", "is_start": is_start, "prompt": parts})
 
 
 def prompt_of(frame: Frame) -> Prompt:
     """Return the prompt of a `prompt_frame`."""
-    texts, start = [], 0
-    for size in frame.header["sizes"]:
-        texts.append(frame.body[start : start + size].decode(errors="surrogatepass"))
-        start += size
-    markup = frame.header["markup"]
-    if markup is None:
-        return texts[0]
-    return tuple(Part(text, is_markup) for text, is_markup in zip(texts, markup, strict=True))
+    parts: str | list[tuple[str, bool]] = frame.header["prompt"]
+    return parts if isinstance(parts, str) else tuple(Part(*part) for part in parts)
 
 
 def generate_frame(requests: Sequence[Request], proof: ProofRecipe, due: int = 0) -> Frame:

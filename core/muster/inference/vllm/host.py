@@ -200,7 +200,7 @@ class Host:
 
     def _decode(self, question: Frame, _answer: _Answer) -> Iterator[Frame]:
         text = self._held().decode(question.header["tokens"])
-        yield Frame({"kind": "done"}, text.encode(errors="surrogatepass"))
+        yield Frame({"kind": "done", "text": text})
 
     def _held(self) -> Any:
         if self._policy is None:
