@@ -14,20 +14,28 @@ import argparse
 import json
 import random
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import torch
 from benchmarks.proofs import base_models
 from benchmarks.report import HERE, RESULTS, machine, print_table, write
+from matplotlib import pyplot
 
-from muster.client.calibration import save_drawing
+from muster.client.calibration import series_of
 from muster.inference.calibrate import CalibrationRun, calibrate_model
 from muster.inference.calibrated_limits import detection, submission_size
 from muster.inference.calibration_plan import MeasuringPlan, Profile
-from muster.protocol.intervals import rate_bound
+from muster.protocol.intervals import rate_bound, wilson
 from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
+from muster.toploc.calibration import Measurement
 
+matplotlib.use("svg")
+# Makes the files reproducible.
+matplotlib.rcParams["svg.hashsalt"] = "muster"
+matplotlib.rcParams["svg.fonttype"] = "none"
 MODELS = HERE / ".models"
 IMAGES = HERE.parent / "docs/images"
 
@@ -78,6 +86,59 @@ def measure(case: str, samples: int) -> dict[str, Any]:
     picture = IMAGES / f"calibration-{case.replace(':', '-')}.svg"
     save_drawing(picture, run.table, RECIPE, f"{name}, {plan.engines[0]}")
     return _findings(run, profile, time.process_time() - started_s)
+
+
+def save_drawing(path: Path, measured: Sequence[Measurement], recipe: Recipe, title: str) -> None:
+    """Plot detection against the strength of cheats, as SVG.
+
+    Left: the share of detected samples, against the distance of the cheat's model from the policy.
+    Right: the share of detected submissions, per cheat.
+    """
+    rows = [r for r in measured if r.judged == "sample" and r.kind in ("cheap", "other")]
+    figure, (left, right) = pyplot.subplots(
+        1, 2, figsize=(13, 1.2 + 0.24 * len(rows)), width_ratios=(3, 2), layout="constrained"
+    )
+    _draw_power(left, [row for row in rows if row.strength])
+    _draw_submissions(right, rows, submission_size(recipe))
+    figure.suptitle(title)
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def _draw_power(axes: Any, rows: Sequence[Measurement]) -> None:
+    for label in dict.fromkeys(map(series_of, rows)):
+        members = sorted((r for r in rows if series_of(r) == label), key=lambda r: r.strength or 0)
+        shares = [1 - r.accepted / r.trials for r in members]
+        bounds = [wilson(r.trials - r.accepted, r.trials) for r in members]
+        errors = [
+            [max(0.0, s - low) for s, (low, _) in zip(shares, bounds, strict=True)],
+            [max(0.0, high - s) for s, (_, high) in zip(shares, bounds, strict=True)],
+        ]
+        style = "o-" if len(members) > 1 else "s"
+        axes.errorbar(
+            [r.strength for r in members], shares, yerr=errors, fmt=style, label=label, capsize=2
+        )
+    axes.set(
+        xscale="log",
+        xlabel="KL divergence from the policy, nats per token",
+        ylabel="samples noticed",
+        ylim=(-0.03, 1.03),
+    )
+    axes.grid(alpha=0.3)
+    if rows:
+        axes.legend(fontsize="small", loc="lower right")
+
+
+def _draw_submissions(axes: Any, rows: Iterable[Measurement], size: int) -> None:
+    ordered = sorted(rows, key=lambda r: r.accepted / r.trials, reverse=True)
+    bounds = [detection(row, size) for row in ordered]
+    places = range(len(ordered))
+    axes.barh(places, [low for low, _ in bounds], color="#4c72b0")
+    axes.barh(
+        places, [high - low for low, high in bounds], left=[low for low, _ in bounds], alpha=0.3
+    )
+    axes.set_yticks(places, [row.name for row in ordered], fontsize="small")
+    axes.set(xlim=(0, 1), xlabel=f"submissions of {size} noticed (pale: 95 % interval)")
 
 
 def _findings(run: CalibrationRun, profile: str, cpu_s: float) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """`muster calibrate`: the limits within which validators accept work as honest.
 
-Reads a run owner's files, measures the limits, and shows them as a table and a plot.
+Reads a run owner's files, measures the limits, and shows them as a table.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -158,7 +158,7 @@ SERIES = {
     "key-value cache": "rounded cache",
     "true proofs": "cheap tokens, true proofs",
 }
-"""Lines of the plot: a part of rows' names, and the line's label."""
+"""Kinds of cheats that have strengths: a part of rows' names, and the kind's label."""
 FORGED = "that computed nothing"
 """Common label of forgers."""
 ONE_TOKEN = ", one token only"
@@ -193,7 +193,7 @@ def _kinds_of(measured: Sequence[Measurement]) -> list[list[Measurement]]:
     kinds: dict[str, list[Measurement]] = {}
     for row in measured:
         if row.kind != "honest":
-            name = FORGED if row.kind == "nothing" else _series(row).removesuffix(ONE_TOKEN)
+            name = FORGED if row.kind == "nothing" else series_of(row).removesuffix(ONE_TOKEN)
             kinds.setdefault(name, []).append(row)
     return [sorted(rows, key=lambda r: -r.accepted / r.trials) for rows in kinds.values()]
 
@@ -225,69 +225,9 @@ def _interval(low: float, high: float) -> str:
     return f"{low:.1%} to {high:.1%}"
 
 
-def save_drawing(path: Path, measured: Sequence[Measurement], recipe: Recipe, title: str) -> None:
-    """Plot detection against the strength of cheats, as SVG or PNG by the file's suffix.
-
-    Left: the share of detected samples, against the distance of the cheat's model from the policy.
-    Right: the share of detected submissions, per cheat.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    # Makes the file reproducible.
-    matplotlib.rcParams["svg.hashsalt"] = "muster"
-    matplotlib.rcParams["svg.fonttype"] = "none"
-    from matplotlib import pyplot
-
-    rows = [r for r in measured if r.judged == "sample" and r.kind in ("cheap", "other")]
-    figure, (left, right) = pyplot.subplots(
-        1, 2, figsize=(13, 1.2 + 0.24 * len(rows)), width_ratios=(3, 2), layout="constrained"
-    )
-    _draw_power(left, [row for row in rows if row.strength])
-    _draw_submissions(right, rows, submission_size(recipe))
-    figure.suptitle(title)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    pyplot.close(figure)
-
-
-def _draw_power(axes: Any, rows: Sequence[Measurement]) -> None:
-    for label in dict.fromkeys(map(_series, rows)):
-        members = sorted((r for r in rows if _series(r) == label), key=lambda r: r.strength or 0)
-        shares = [1 - r.accepted / r.trials for r in members]
-        bounds = [wilson(r.trials - r.accepted, r.trials) for r in members]
-        errors = [
-            [max(0.0, s - low) for s, (low, _) in zip(shares, bounds, strict=True)],
-            [max(0.0, high - s) for s, (_, high) in zip(shares, bounds, strict=True)],
-        ]
-        style = "o-" if len(members) > 1 else "s"
-        axes.errorbar(
-            [r.strength for r in members], shares, yerr=errors, fmt=style, label=label, capsize=2
-        )
-    axes.set(
-        xscale="log",
-        xlabel="KL divergence from the policy, nats per token",
-        ylabel="samples noticed",
-        ylim=(-0.03, 1.03),
-    )
-    axes.grid(alpha=0.3)
-    if rows:
-        axes.legend(fontsize="small", loc="lower right")
-
-
-def _series(row: Measurement) -> str:
+def series_of(row: Measurement) -> str:
+    """Return the kind of a cheat."""
     return next((label for part, label in SERIES.items() if part in row.name), row.name)
-
-
-def _draw_submissions(axes: Any, rows: Iterable[Measurement], size: int) -> None:
-    ordered = sorted(rows, key=lambda r: r.accepted / r.trials, reverse=True)
-    bounds = [detection(row, size) for row in ordered]
-    places = range(len(ordered))
-    axes.barh(places, [low for low, _ in bounds], color="#4c72b0")
-    axes.barh(
-        places, [high - low for low, high in bounds], left=[low for low, _ in bounds], alpha=0.3
-    )
-    axes.set_yticks(places, [row.name for row in ordered], fontsize="small")
-    axes.set(xlim=(0, 1), xlabel=f"submissions of {size} noticed (pale: 95 % interval)")
 
 
 # The command
@@ -300,7 +240,6 @@ def _draw_submissions(axes: Any, rows: Iterable[Measurement], size: int) -> None
 @click.option(
     "--out", type=FILE, default="calibration.json", help="Where the calibration is written."
 )
-@click.option("--plot", type=FILE, help="Where detection is drawn: .svg or .png.")
 @click.option(
     "--engines",
     metavar="ENGINE:DTYPE,...",
@@ -330,7 +269,6 @@ def calibrate(
     task_set: Path | None,
     recipe: Path | None,
     out: Path,
-    plot: Path | None,
     others: tuple[str, ...],
     **options: Any,
 ) -> None:
@@ -356,11 +294,10 @@ def calibrate(
     cheaper = parse_others(others)
     from muster.inference.calibration_plan import MeasuringPlan, require_sound
 
-    engines = engines_of(options)
     plan = MeasuringPlan(
         rules,
         prompts,
-        engines,
+        engines_of(options),
         cheaper,
         options["profile"],
         options["samples"],
@@ -393,9 +330,6 @@ def calibrate(
     console.print(make_table(found.table, rules))
     if others_said:
         console.print(machines_table(found.calibration.machines))
-    if plot is not None:
-        title = ", ".join([model.resolve().name, *engines])
-        save_drawing(plot, found.table, rules, title)
     if found.refusal is not None:
         raise found.refusal
     write_durably(out, found.calibration.to_bytes())

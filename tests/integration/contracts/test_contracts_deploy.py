@@ -20,7 +20,6 @@ from muster.app.anvil import Anvil
 from muster.app.cli import muster
 from muster.chain import Chain, load_deployment
 from muster.chain.rpc import Rpc
-from muster.client.cli.contracts import receiver_of
 from muster.client.deployed import (
     code_of,
     first_difference,
@@ -385,7 +384,7 @@ async def test_another_supply_than_the_files_is_refused(deployed: Chain) -> None
         await require_minted(deployed, plan)
 
 
-# ----------------------------------------------------------------- show, hand over
+# ----------------------------------------------------------------- show
 
 
 async def test_show_reads_the_chain_and_not_the_file(tmp_path: Path, anvil: Anvil) -> None:
@@ -396,31 +395,3 @@ async def test_show_reads_the_chain_and_not_the_file(tmp_path: Path, anvil: Anvi
     assert shown["parameters"]["insurance"] == ACCOUNT
     holders = {h["power"]: h["holder"] for h in shown["holders"]}
     assert (holders["faucet"], holders["change, upgrade, pause all"]) == ("nobody", "nobody")
-
-
-async def test_handover_sends_all_tokens_once(tmp_path: Path, anvil: Anvil) -> None:
-    deployer = Deployer(tmp_path, anvil.rpc_url)
-    await deployer.json(*DEPLOY)
-    words = ("handover", SAFE, "--keystore", "owner.json", "--yes")
-    first, second = await deployer.json(*words), await deployer.json(*words)
-    assert first["handed_over_tokens"] == first["holds_tokens"] == "300,000,000"
-    assert first["handed_over_wei"] == first["holds_wei"] == str(300_000_000 * 10**18)
-    assert (second["handed_over_tokens"], second["transaction"]) == ("0", None)
-    async with Rpc(anvil.rpc_url) as rpc:
-        assert len(await sent_by(rpc)) == len(STEPS) + 1
-
-
-@pytest.mark.parametrize(
-    ("to", "problem"),
-    [
-        ("StakeVault", "is StakeVault: tokens sent there are lost"),
-        ("0x" + "0" * 40, "is the zero address: tokens sent there are lost"),
-        (ACCOUNT, "is the account that hands over"),
-        ("0x12", "is no account"),
-    ],
-)
-def test_handover_to_who_could_not_use_the_tokens_is_refused(to: str, problem: str) -> None:
-    at = DeployPlan("muster", ACCOUNT, DeployParameters()).addresses
-    with pytest.raises(ConfigError, match=problem):
-        receiver_of(at.get(to, to), at, ACCOUNT)
-    assert receiver_of(SAFE.lower(), at, ACCOUNT) == SAFE

@@ -131,7 +131,6 @@ def words_of(name: str, things: Path) -> list[str]:
             *key,
         ],
         "contracts deploy": [str(NETWORK), *key, "--yes"],
-        "contracts handover": [ADDRESS, *key],
         "tasks filter-run": [
             *("--run", "1", "--set", str(things / "tasks.jsonl"), "--out", "kept.jsonl"),
             *("--files", str(things / "files")),

@@ -1,15 +1,15 @@
-"""`muster contracts`: deploy a network's contracts, verify them, show and hand them over."""
+"""`muster contracts`: deploy a network's contracts, verify them, show them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from muster.chain import ZERO_ADDRESS, Chain, TransactionSender, save_deployment
+from muster.chain import Chain, TransactionSender, save_deployment
 from muster.chain.connection import open_journal
 from muster.chain.quorum import open_rpc
 from muster.chain.rpc import Rpc, from_hex
@@ -22,7 +22,6 @@ from muster.client.cli.options import (
     key_options,
     looking_options,
     open_keystore,
-    parse_account,
 )
 from muster.client.cli.printing import plain_table, print_json, print_result, print_table
 from muster.client.deployed import (
@@ -41,8 +40,7 @@ from muster.client.quantities import format_coins, format_duration, format_token
 from muster.deploy import DeployPlan, send_plan
 from muster.deploy.plan import STEPS, DeployStage, require_proxy
 from muster.protocol.eip712 import address_of
-from muster.protocol.errors import ChainError, ConfigError, WrongChain
-from muster.protocol.ids import Address
+from muster.protocol.errors import ChainError, WrongChain
 from muster.wallet import keystore_address
 
 
@@ -107,7 +105,9 @@ async def _deploy(described: NetworkFile, key: bytes, options: dict[str, Any]) -
         click.echo(_funds_line(found), err=True)
         found.require_funds(plan.account)
         agree("Deploy? Nobody can change it later", options)
-        opened = await open_journal(rpc, chain_id, plan.account, _journal_in(deployments, key))
+        # One journal of an account's sent transactions, for all chains, beside the addresses.
+        journal = deployments.expanduser() / f"{plan.account}.journal"
+        opened = await open_journal(rpc, chain_id, plan.account, journal)
         sender = TransactionSender(rpc, key, chain_id, journal=opened)
         try:
             made = await send_plan(rpc, sender, plan, _report_to(click.echo))
@@ -118,11 +118,6 @@ async def _deploy(described: NetworkFile, key: bytes, options: dict[str, Any]) -
     print_result(
         facts | {"contracts": made.contracts}, options["as_json"], {**facts, **made.contracts}
     )
-
-
-def _journal_in(deployments: Path, key: bytes) -> Path:
-    """Return an account's journal of sent transactions, for all chains, beside the addresses."""
-    return deployments.expanduser() / f"{address_of(key)}.journal"
 
 
 def _report_to(echo: Callable[..., None]) -> Callable[[DeployStage], None]:
@@ -281,73 +276,3 @@ def _worded(name: str, value: str | int) -> str:
     if name in AMOUNTS:
         return f"{format_tokens(value)} tokens"
     return format_duration(value) if name.endswith("_s") else str(value)
-
-
-# ------------------------------------------------------------------------ handover
-
-
-@contracts.command()
-@click.argument("to")
-@key_options
-@acting_options
-def handover(to: str, keystore: Path, password_file: Path | None, **options: Any) -> None:
-    """Send all tokens of the deploying account to TO, an account such as a multisig.
-
-    Nothing else has an owner: the contracts have no administrator, and the receiver of the insured
-    share of slashes is fixed. If the account holds no tokens, nothing is sent.
-
-    \b
-    Example:
-      muster contracts handover 0x… --keystore owner.json
-    """
-    asyncio.run(_handover(to, open_keystore(keystore, password_file).key, options))
-
-
-async def _handover(to: str, key: bytes, options: dict[str, Any]) -> None:
-    rpc_url, deployments = endpoint(options)
-    account, journal = address_of(key), _journal_in(deployments, key)
-    async with await Chain.connect(rpc_url, deployments, key=key, journal=journal) as chain:
-        assert chain.sender is not None  # connected with a key
-        # First, transactions of a killed process: it may have handed over already.
-        await chain.sender.recover()
-        receiver = receiver_of(to, chain.deployment.contracts, account)
-        left = await chain.token.balance_of(account)
-        has_code = await chain.rpc.call("eth_getCode", receiver, "latest") != "0x"
-        transaction = None
-        if left:
-            kind = "a contract" if has_code else "an account without code: no multisig"
-            click.echo(
-                f"sends   {format_tokens(left)} tokens of {account}\n"
-                f"to      {receiver}, {kind}\n"
-                "stays   the receiver of the insured share of slashes, "
-                f"{await chain.vault.insurance()}: it is fixed\n"
-                "stays   nothing else: the deploying account has no power over the contracts",
-                err=True,
-            )
-            agree("Go on? It cannot be taken back", options)
-            transaction = (await chain.token.transfer(receiver, left)).tx_hash
-        holds = await chain.token.balance_of(receiver)
-    facts = {
-        "handed_over_tokens": format_tokens(left),
-        "to": receiver,
-        "holds_tokens": format_tokens(holds),
-        "transaction": transaction,
-    }
-    exact = {"handed_over_wei": str(left), "holds_wei": str(holds)}
-    print_result(facts | exact, options["as_json"], facts)
-
-
-def receiver_of(to: str, contracts_at: Mapping[str, Address], account: Address) -> Address:
-    """Return the account that receives the tokens; raises ConfigError if they would be lost."""
-    receiver = parse_account(to)
-    names = {at: name for name, at in contracts_at.items()}
-    if receiver in names or receiver == ZERO_ADDRESS:
-        what = names.get(receiver, "the zero address")
-        raise ConfigError(
-            f"{receiver} is {what}: tokens sent there are lost", hint="give another account as TO"
-        )
-    if receiver == account:
-        raise ConfigError(
-            f"{receiver} is the account that hands over", hint="give another account as TO"
-        )
-    return receiver
