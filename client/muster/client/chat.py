@@ -151,7 +151,7 @@ class Speaker:
             return "this folder does not say; `muster model fetch` makes folders that do"
         manifest = manifest_in(self._source)
         lineage = json.loads((self._source / SUBMISSIONS).read_text())
-        taken = [each for each in lineage["ingredients"] if each["use"] in ("offered", "trained")]
+        taken = [each for each in lineage["ingredients"] if each["use"] == "offered"]
         workers = Counter(each["worker"] for each in taken)
         lines = [
             f"run {manifest.run_id} version {manifest.version}, root {hex0x(manifest.root())}",

@@ -514,27 +514,6 @@ async def test_a_version_names_the_files_and_workers_that_went_into_it(judged: N
     assert "base model" in text
     assert "no contradictions" in text
     assert "2 files paid, and offered to training" in text
-    # The trainer's log says which samples were trained on.
-    log = judged.folder / "metrics.jsonl"
-    whole = accepted[0].rollouts
-    uses = [(1, 0, whole, {}), (2, 1, 0, {"zero_advantage": whole})]
-    log.write_text(
-        "\n".join(
-            json.dumps(
-                {
-                    "policy_version": version,
-                    "samples": kept,
-                    "dropped": dropped,
-                    "uses": [{"position": place, "kept": kept, "dropped": dropped}],
-                }
-            )
-            for version, place, kept, dropped in uses
-        )
-    )
-    text = (await audit(judged, *words, "--trainer-log", str(log))).stdout
-    assert "1 file paid, and trained on" in text
-    assert "1 file paid, offered, and dropped whole by filters" in text
-    assert f"{whole} samples trained on, {whole} zero_advantage left out" in text
     # The newest manifest alone fixes the whole lineage, but not which step took which file.
     relay = (
         await audit(judged, *words[:5], "--evidence", str(judged.folder / "documents"))

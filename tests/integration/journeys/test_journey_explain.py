@@ -113,35 +113,6 @@ async def test_an_accepted_submission_is_found_in_all_three_ways(network: Networ
     assert found[-1]["received_at"] is not None
 
 
-async def test_the_trainers_log_says_what_was_trained_on(network: Network, tmp_path: Path) -> None:
-    place, record = outcomes(await network.view(), Verdict.ACCEPTED)[0]
-    refused, _ = outcomes(await network.view(), Verdict.FRAUD)[0]
-    log = tmp_path / "metrics.jsonl"
-
-    async def said(position: int, kept: int, of: str = place) -> str:
-        dropped = {"easy": record.rollouts - kept}
-        use = {"position": position, "kept": kept, "dropped": dropped}
-        line = {"policy_version": 1, "samples": kept, "dropped": dropped, "uses": [use]}
-        log.write_text(json.dumps(line))
-        found = await explain(network, of, "--trainer-log", str(log))
-        return f"{found['training']['state']}: {found['training']['words']}"
-
-    samples = f"of {record.rollouts} samples in version 1"
-    assert f"trained: {record.rollouts - 1} {samples}; left out: 1 easy" == await said(
-        0, record.rollouts - 1
-    )
-    assert (await said(0, 0)).startswith(f"dropped: 0 {samples}; left out: ")
-    assert (await said(0, 1, refused)).startswith("not offered: ")
-    last = len(next(iter((await network.view()).runs.values())).stream)
-    assert (await said(last, 1)).startswith("unknown: the log does not say")
-    log.write_text("")
-    text = (await run(network, "explain", place, "--trainer-log", str(log))).stdout
-    assert "trained on  not taken yet: record 0 of the stream" in text, text
-    log.write_text("nonsense")
-    error = (await run(network, "explain", place, "--trainer-log", str(log))).exception
-    assert ":1 is no line of a trainer's log" in str(error)
-
-
 async def test_an_accepted_submission_says_when_and_how_it_is_paid_or_disputed(
     network: Network,
 ) -> None:

@@ -402,15 +402,10 @@ def _show(found: dict[str, Any], show: Callable[[dict[str, Any]], None], *, as_j
 @audit.command("lineage")
 @click.option("--run", type=int, required=True, help="The run.")
 @click.option("--version", type=int, required=True, help="The policy version.")
-@click.option(
-    "--trainer-log", type=FILE, help="Trainer's metrics.jsonl: the samples that filters kept."
-)
 @copy_options
 @json_option
 @source_options
-def lineage_command(
-    run: int, version: int, trainer_log: Path | None, as_json: bool, **options: Any
-) -> None:
+def lineage_command(run: int, version: int, as_json: bool, **options: Any) -> None:
     """Show which files, workers and verdicts went into a policy version.
 
     Manifests may come from anybody: their roots are on chain. Without those of older versions
@@ -422,25 +417,19 @@ def lineage_command(
       muster audit lineage --run 1 --version 3 --evidence origin --json
     """
     from muster.client.audit.evidence import EvidenceFolders
-    from muster.client.audit.lineage import (
-        find_manifests,
-        max_async_level_of,
-        read_trainer_log,
-        trace,
-    )
+    from muster.client.audit.lineage import find_manifests, max_async_level_of, trace
 
-    log = None if trainer_log is None else read_trainer_log(trainer_log)
     run_id, wanted = RunId(run), PolicyVersion(version)
     history = read_history(options)
     history.require_run(run_id)
     store, of_run = EvidenceFolders(options["evidence"]), history.ledger.runs[run_id]
     manifest_of = asyncio.run(find_manifests(store, options["relay"], of_run, wanted))
     level = max_async_level_of(store, of_run.config.recipe_hash)
-    found = trace(history.ledger, run_id, wanted, manifest_of, max_async_level=level, log=log)
+    found = trace(history.ledger, run_id, wanted, manifest_of, max_async_level=level)
     if as_json:
         print_json(found.to_json())
     else:
-        print_lineage(found, knows_recipe=level is not None, has_log=log is not None)
+        print_lineage(found, knows_recipe=level is not None)
     if found.contradictions or not all(check.passed for check in history.about_source):
         sys.exit(1)
 

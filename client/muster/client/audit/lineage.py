@@ -9,11 +9,9 @@ Nobody checks that a step consumed as many records as it should have.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -32,110 +30,7 @@ from muster.shardcast import Manifest
 from muster.shardcast.download import ShardClient
 from muster.shardcast.http_client import require_url
 
-# The trainer's log, `metrics.jsonl`: its statement about the records that it consumed.
-#
-# The chain says which step consumed a record. Only the trainer knows which samples the filters
-# kept. Facts that both state are compared.
-
-
-@dataclass(frozen=True, slots=True)
-class RecordUse:
-    """The trainer's use of one record."""
-
-    version: int
-    """The version whose step consumed it."""
-    kept: int
-    """Number of samples that the filters kept."""
-    dropped: Mapping[str, int]
-    """Number of samples that they dropped, by reason."""
-    undone_by: int | None = None
-    """The version, maybe its own, that rolled back to earlier weights; None when none did."""
-
-    @property
-    def state(self) -> str:
-        """Return trained, dropped (no sample was left) or undone."""
-        if not self.kept:
-            return "dropped"
-        return "trained" if self.undone_by is None else "undone"
-
-    def words(self) -> str:
-        """Return the use in words."""
-        left_out = ", ".join(f"{count} {reason}" for reason, count in self.dropped.items())
-        said = f"{self.kept} of {self.kept + sum(self.dropped.values())} samples in version "
-        said += f"{self.version}" + (f"; left out: {left_out}" if left_out else "")
-        undone = f"; undone: version {self.undone_by} went back to earlier weights"
-        return said + (undone if self.undone_by is not None else "")
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerLog:
-    """The content of a trainer's log."""
-
-    uses: Mapping[int, RecordUse]
-    """By position in the training stream."""
-    late: Mapping[int, Mapping[str, int]]
-    """By version: samples that its step dropped after the filters, by reason, of all files."""
-
-    def until(self, version: int) -> TrainerLog:
-        """Return the part about a version's ancestry; rollbacks by later versions are left out."""
-        uses = {
-            place: use
-            if use.undone_by is None or use.undone_by <= version
-            else replace(use, undone_by=None)
-            for place, use in self.uses.items()
-            if use.version <= version
-        }
-        return TrainerLog(uses, {v: each for v, each in self.late.items() if v <= version})
-
-
-def read_trainer_log(path: Path) -> TrainerLog:
-    """Return the content of a `metrics.jsonl`; raises ConfigError for any other file."""
-    try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"cannot read {path}: {error}", hint="give a trainer's metrics.jsonl"
-        ) from error
-    uses: dict[int, RecordUse] = {}
-    late: dict[int, dict[str, int]] = {}
-    for number, line in enumerate(lines, 1):
-        try:
-            entry = json.loads(line)
-            if "eval" not in entry:
-                _take_in(entry, uses, late)
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ConfigError(
-                f"{path}:{number} is no line of a trainer's log: {error!s:.80}",
-                hint="give metrics.jsonl of the trainer's state folder, written by this "
-                "release or a newer one",
-            ) from error
-    return TrainerLog(uses, late)
-
-
-def _take_in(
-    entry: dict[str, Any], uses: dict[int, RecordUse], late: dict[int, dict[str, int]]
-) -> None:
-    version, samples = int(entry["policy_version"]), int(entry["samples"])
-    dropped: Counter[str] = Counter(entry["dropped"])
-    taken = {int(each["position"]): each for each in entry["uses"]}
-    for each in taken.values():
-        dropped -= Counter(each["dropped"])
-    if dropped:
-        late[version] = dict(dropped)
-    for place, each in taken.items():
-        kept, left_out = int(each["kept"]), {str(k): int(n) for k, n in each["dropped"].items()}
-        if not samples and kept:
-            # The step trained on no sample at all, so on none of this file.
-            kept, left_out = 0, {**left_out, " or ".join(dropped) or "skipped": kept}
-        uses[place] = RecordUse(version, kept, left_out)
-    back_to = entry.get("rolled_back_to")
-    if back_to is not None:
-        for place, use in uses.items():
-            if use.version > int(back_to) and use.undone_by is None:
-                uses[place] = replace(use, undone_by=version)
-
-
-TAKEN = ("offered", "trained", "overturned")
+TAKEN = ("offered", "overturned")
 """Uses that put a record into a version's weights, as far as is known."""
 
 
@@ -158,16 +53,10 @@ class Ingredient:
     """The policy that generated it."""
     units: int
     use: str
-    """offered: training consumed it; without the trainer's log, the filters' part is unknown. With
-    the log: trained (on `trained_samples` of it), dropped (the filters kept no sample), undone (a
-    rollback removed the step). Not consumed: repeated (the same file came before), stale (too old a
-    policy). overturned: consumed like an offered one; later a jury ruled that it should not have
-    been accepted."""
+    """offered: training consumed it, and its filters may have left out any part of it. Not
+    consumed: repeated (the same file came before), stale (too old a policy). overturned: consumed
+    like an offered one; later a jury ruled that it should not have been accepted."""
     samples: int
-    trained_samples: int | None
-    """Number of samples trained on, from the trainer's log; None without a log."""
-    dropped: Mapping[str, int]
-    """Number of dropped samples by reason, from the trainer's log."""
     posted_tx: str | None
     """The transaction that recorded the verdict."""
 
@@ -202,8 +91,6 @@ class PolicyLineage:
     """Contradictions in the ancestry."""
     not_taken: int
     """Number of accepted records after the version's range: later versions may consume them."""
-    late: Mapping[int, Mapping[str, int]]
-    """By version: samples dropped after the filters, by reason; their files are not known."""
 
     def by_worker(self) -> list[tuple[str, int, int]]:
         """Return each worker with how many submissions and units of it training consumed."""
@@ -217,15 +104,12 @@ class PolicyLineage:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form."""
-        values = asdict(self)
-        late = values.pop("late")
         return {
-            **values,
+            **asdict(self),
             "workers": [
                 {"worker": worker, "submissions": count, "units": units}
                 for worker, count, units in self.by_worker()
             ],
-            "dropped_late": {str(version): each for version, each in late.items()},
             "contradictions": [found.to_json() for found in self.contradictions],
         }
 
@@ -285,12 +169,11 @@ def trace(
     manifest_of: Callable[[Hash32], bytes | None],
     *,
     max_async_level: int | None = None,
-    log: TrainerLog | None = None,
 ) -> PolicyLineage:
     """Return a version's ancestry.
 
     `manifest_of` returns a manifest by root, from any source. Without `max_async_level`, which is
-    in the recipe, stale records count as consumed. `log` is the trainer's log.
+    in the recipe, stale records count as consumed.
     Raises ConfigError when the version does not exist or its own manifest is not found.
     """
     run = _run_with(ledger, run_id, version)
@@ -306,18 +189,13 @@ def trace(
     stream = stream_rows(ledger, table, run_id)
     found += _range_problems(ledger, run, manifests, table, stream)
     used = stream[: manifests[version].stream_to]
-    log = None if log is None else log.until(version)
-    ingredients = tuple(_ingredients(ledger, table, used, manifests, max_async_level, log))
-    if log is not None:
-        found += _log_problems(run, ingredients, log)
     return PolicyLineage(
         run_id=run_id,
         version=version,
         ancestors=tuple(_ancestor(run.checkpoints[v], manifests.get(v)) for v in versions),
-        ingredients=ingredients,
+        ingredients=tuple(_ingredients(ledger, table, used, manifests, max_async_level)),
         contradictions=tuple(found),
         not_taken=len(stream) - len(used),
-        late={} if log is None else log.late,
     )
 
 
@@ -405,25 +283,6 @@ def _range_problems(
     return found
 
 
-def _log_problems(
-    run: RunView, ingredients: Sequence[Ingredient], log: TrainerLog
-) -> list[Contradiction]:
-    """Return where the trainer's log disagrees with the records on chain."""
-    found = []
-    for each in ingredients:
-        said = log.uses.get(each.stream_position)
-        if said is None:
-            continue
-        counted = said.kept + sum(said.dropped.values())
-        if counted != each.samples or each.version not in (None, said.version):
-            what = (
-                f"the trainer's log says of record {each.stream_position}: {counted} samples in "
-                f"version {said.version}; it has {each.samples}, in version {each.version}"
-            )
-            found.append(_wrong(run.checkpoints[PolicyVersion(each.version or 0)], what))
-    return found
-
-
 def _wrong(checkpoint: CheckpointView, what: str) -> Contradiction:
     return Contradiction(Kind.LINEAGE, what, checkpoint.tx_hash, checkpoint.block_number)
 
@@ -444,7 +303,6 @@ def _ingredients(
     rows: Sequence[int],
     manifests: dict[PolicyVersion, Manifest],
     max_async_level: int | None,
-    log: TrainerLog | None,
 ) -> Iterator[Ingredient]:
     seen: set[Hash32] = set()
     takers = {
@@ -457,13 +315,12 @@ def _ingredients(
         record, taker = table.record(row), takers.get(place)
         worker = ledger.worker_by_id.get(record.worker_id)
         age = None if taker is None else taker - 1 - record.policy_version
-        said = None if log is None else log.uses.get(place)
-        use = "offered" if said is None else said.state
+        use = "offered"
         if record.file_hash in seen:
             use = "repeated"
         elif max_async_level is not None and age is not None and age > max_async_level:
             use = "stale"
-        elif table.verdict_N[row] != Verdict.ACCEPTED and use in TAKEN:
+        elif table.verdict_N[row] != Verdict.ACCEPTED:
             use = "overturned"
         seen.add(record.file_hash)
         yield Ingredient(
@@ -477,7 +334,5 @@ def _ingredients(
             units=record.units,
             use=use,
             samples=record.rollouts,
-            trained_samples=None if said is None else said.kept if said.state == "trained" else 0,
-            dropped={} if said is None else said.dropped,
             posted_tx=batch.posted_tx,
         )

@@ -10,7 +10,7 @@ import shutil
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -40,13 +40,10 @@ PRINTED_COLUMNS = {
 HEADINGS = {"address": "worker", "amount_wei": "tokens", "tx": "transaction"}
 """Headings that differ from the column's name."""
 USES = {
-    "dropped": "paid, offered, and dropped whole by filters",
     "offered": "paid, and offered to training",
     "overturned": "offered, but accepted by mistake, as a jury found",
     "repeated": "passed over: repeated",
     "stale": "passed over: stale",
-    "trained": "paid, and trained on",
-    "undone": "trained on, and undone by a rollback",
 }
 """Uses of a file in a lineage, in words."""
 SHOWN_OUTCOMES = 30
@@ -258,48 +255,27 @@ def _in_tokens(item: tuple[str, Any]) -> tuple[str, str]:
 # A lineage
 
 
-def print_lineage(found: PolicyLineage, *, knows_recipe: bool, has_log: bool = False) -> None:
+def print_lineage(found: PolicyLineage, *, knows_recipe: bool) -> None:
     """Print a version's ancestry, the base model first, and who contributed."""
     click.echo(f"run {found.run_id}, policy {found.version}: {len(found.ingredients)} files\n")
     columns = ("version", "stream", "files", "workers", "root", "transaction")
     print_table(columns, [_row_of(found, ancestor) for ancestor in found.ancestors])
     click.echo()
     rows = [[worker, str(count), str(units)] for worker, count, units in found.by_worker()]
-    print_table(("worker", "files trained on" if has_log else "files offered", "units"), rows)
-    for line in _lines_of_uses(found):
-        click.echo(line)
+    print_table(("worker", "files offered", "units"), rows)
+    for use, count in sorted(Counter(each.use for each in found.ingredients).items()):
+        click.echo(f"{count:6,} {'file' if count == 1 else 'files'} {USES[use]}")
+    if found.not_taken:
+        click.echo(f"{found.not_taken:6,} files paid, and not taken by this version")
     if not knows_recipe:
         click.echo("the recipe is not at hand: stale files count as offered")
-    if not has_log:
-        click.echo(
-            "Of an offered file the recipe's filters leave out groups whose rewards are all\n"
-            "equal, and more: --trainer-log metrics.jsonl says what was trained on."
-        )
+    click.echo(
+        "Of an offered file the recipe's filters leave out groups whose rewards are all\n"
+        "equal, and more: the trainer's metrics.jsonl says which."
+    )
     for each in found.contradictions:
         click.echo(f"FAIL {each.kind}: {each}")
     click.echo(f"{len(found.contradictions) or 'no'} contradictions")
-
-
-def _lines_of_uses(found: PolicyLineage) -> Iterator[str]:
-    """Yield lines that count the files by use, and with the trainer's log their samples."""
-    uses = Counter(each.use for each in found.ingredients)
-    for use, count in sorted(uses.items()):
-        yield f"{count:6,} {'file' if count == 1 else 'files'} {USES[use]}"
-    if found.not_taken:
-        yield f"{found.not_taken:6,} files paid, and not taken by this version"
-    known = [each for each in found.ingredients if each.trained_samples is not None]
-    if known:
-        left_out: Counter[str] = Counter()
-        for each in known:
-            left_out.update(each.dropped)
-        trained = sum(each.trained_samples or 0 for each in known)
-        words = "".join(
-            f", {count:,} {reason} left out" for reason, count in left_out.most_common()
-        )
-        yield f"{trained:,} samples trained on{words}"
-    for version, dropped in found.late.items():
-        words = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
-        yield f"version {version} left out {words} of them, the log does not say of which files"
 
 
 def _row_of(found: PolicyLineage, ancestor: Ancestor) -> list[str]:

@@ -43,7 +43,6 @@ from muster.client.disputes.explanation import (
     facts_of,
     rerun_facts,
     rerun_json,
-    training_of,
 )
 from muster.protocol.eip712 import Domain
 from muster.protocol.errors import ApiError, ConfigError
@@ -63,9 +62,6 @@ if TYPE_CHECKING:
 @orchestrator_option
 @click.option("--rerun", "file", type=FILE, help="Recompute the verdict from this file.")
 @click.option("--save", type=FILE, help="Write what --rerun used as an evidence bundle.")
-@click.option(
-    "--trainer-log", type=FILE, help="Trainer's metrics.jsonl: the samples that filters kept."
-)
 @relay_option
 @click.option("--state-dir", type=FOLDER, help=f"Folder of policies. [default: {HOME}/doctor]")
 @engine_choice
@@ -104,11 +100,6 @@ def explain(submission: str, as_json: bool, **options: Any) -> None:
 async def _explain(submission: str, options: dict[str, Any]) -> tuple[dict[str, Any], Rerun | None]:
     from muster.client.chain_facts import HistoryView
 
-    log = None
-    if options["trainer_log"]:
-        from muster.client.audit.lineage import read_trainer_log
-
-        log = read_trainer_log(options["trainer_log"])
     if options["file"] is not None and options["orchestrator"] is None:
         raise ConfigError(
             "--rerun needs --orchestrator URL",
@@ -128,8 +119,6 @@ async def _explain(submission: str, options: dict[str, Any]) -> tuple[dict[str, 
         entries = await _entries(place.batch, options["orchestrator"])
         money = await ask_money(chain, view, place)
         found = describe(view, place, money, entries)
-        if log is not None:
-            found["training"] = training_of(view, place, log)
         if options["file"] is None:
             return found, None
         return found, await _rerun(chain, view, place, entries, options)

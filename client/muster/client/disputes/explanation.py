@@ -33,7 +33,6 @@ from muster.protocol.reasons import VERDICTS, checks_of, words_of
 
 if TYPE_CHECKING:
     from muster.api import BatchEntry
-    from muster.client.audit.lineage import TrainerLog
     from muster.client.disputes.rerun import Rerun
 
 
@@ -198,33 +197,6 @@ def _payment(batch: BatchView, record: OutcomeRecord, money: OutcomeMoney) -> di
 # For people
 
 
-def training_of(view: ChainView, place: SubmissionPlace, log: TrainerLog) -> dict[str, Any]:
-    """Return how training used a submission, by the trainer's log, as JSON values."""
-    batch = place.batch
-    where = next(
-        (
-            item.position_in_stream
-            for item in view.runs[batch.run_id].stream
-            if (item.batch_id, item.position) == (batch.batch_id, place.position)
-        ),
-        None,
-    )
-    if where is None:
-        return {"state": "not offered", "words": "not offered: only accepted work is"}
-    use = log.uses.get(where)
-    if use is None:
-        taken = max(log.uses, default=-1) > where
-        words = "the log does not say" if taken else f"not taken yet: record {where} of the stream"
-        return {"state": "unknown" if taken else "not taken", "words": words}
-    return {
-        "state": use.state,
-        "version": use.version,
-        "trained_samples": use.kept if use.state == "trained" else 0,
-        "dropped": dict(use.dropped),
-        "words": use.words(),
-    }
-
-
 def facts_of(found: dict[str, Any]) -> dict[str, Any]:
     """Return a described submission as names and lines for people."""
     committed = found["committed"]
@@ -285,7 +257,6 @@ def _outcome_facts(found: dict[str, Any]) -> dict[str, Any]:
         "to do": reason.advice if reason and reason.advice else None,
         "slashed": _slash(found["slash"]),
         "paid": _paid(payment, found["run"]),
-        "trained on": found["training"]["words"] if "training" in found else None,
     } | recourse_facts(found)
 
 

@@ -37,7 +37,7 @@ from muster.client.audit.contradictions import (
 from muster.client.audit.dump import DumpedBlock, DumpEnd, DumpReader, write_dump
 from muster.client.audit.evidence import EvidenceFolders
 from muster.client.audit.ledger import RECORD, Ledger, PackedRecords
-from muster.client.audit.lineage import TrainerLog, read_trainer_log, stream_rows, trace
+from muster.client.audit.lineage import stream_rows, trace
 from muster.client.audit.observed import Observed, parameters_of
 from muster.client.audit.outcome_table import (
     OutcomeTable,
@@ -523,7 +523,6 @@ def traced(
     *published: Manifest,
     shown: set[int] | None = None,
     level: int | None = None,
-    log: TrainerLog | None = None,
 ) -> Any:
     """Return the lineage of the last of some versions, over eight accepted records."""
     ledger = Ledger()
@@ -542,7 +541,7 @@ def traced(
         if shown is None or place in shown:
             by_root[root] = each.to_bytes()
     version = PolicyVersion(len(published) - 1)
-    return trace(ledger, RUN, version, by_root.get, max_async_level=level, log=log)
+    return trace(ledger, RUN, version, by_root.get, max_async_level=level)
 
 
 def test_a_lineage_follows_the_stream() -> None:
@@ -551,82 +550,6 @@ def test_a_lineage_follows_the_stream() -> None:
     # The eighth record is the first's file again.
     assert [each.use for each in found.ingredients] == ["offered"] * 7 + ["repeated"]
     assert found.contradictions == ()
-
-
-WHOLE = a_record(0).rollouts
-VERSIONS = (manifest(0, 0, 0), manifest(1, 0, 3), manifest(2, 3, 6))
-
-
-def step_line(version: int, first: int, *kept: int, **more: Any) -> str:
-    """Return a step's line of metrics.jsonl; `kept` has the number of kept samples per record."""
-    dropped = [{"zero_advantage": WHOLE - left} if left < WHOLE else {} for left in kept]
-    uses = [
-        {"position": first + place, "kept": left, "dropped": dropped[place]}
-        for place, left in enumerate(kept)
-    ]
-    total = {"zero_advantage": sum(each.get("zero_advantage", 0) for each in dropped)}
-    entry = {"policy_version": version, "samples": sum(kept), "dropped": total, "uses": uses}
-    return json.dumps({**entry, **more})
-
-
-def trainer_log(tmp_path: Path, *lines: str) -> TrainerLog:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(f"{line}\n" for line in lines))
-    return read_trainer_log(path)
-
-
-def test_a_lineage_with_the_trainers_log_tells_trained_from_dropped(tmp_path: Path) -> None:
-    evaluation = json.dumps({"eval": {"policy_version": 1}})
-    steps = step_line(1, 0, WHOLE, 0, WHOLE - 1), step_line(2, 3, WHOLE, 0, 0)
-    found = traced(*VERSIONS, log=trainer_log(tmp_path, steps[0], evaluation, steps[1]))
-    uses = ["trained", "dropped", "trained", "trained", "dropped", "dropped"]
-    assert [each.use for each in found.ingredients] == uses
-    trained = [WHOLE, 0, WHOLE - 1, WHOLE, 0, 0]
-    assert [each.trained_samples for each in found.ingredients] == trained
-    assert found.ingredients[1].dropped == {"zero_advantage": WHOLE}
-    assert (found.not_taken, found.contradictions) == (2, ())
-    assert sum(count for _, count, _ in found.by_worker()) == 3
-
-
-def test_without_the_trainers_log_nothing_is_called_trained_on() -> None:
-    found = traced(*VERSIONS)
-    assert {each.use for each in found.ingredients} == {"offered"}
-    assert {each.trained_samples for each in found.ingredients} == {None}
-
-
-def test_what_a_rollback_undid_is_not_in_later_versions(tmp_path: Path) -> None:
-    log = trainer_log(
-        tmp_path, step_line(1, 0, WHOLE, 0, WHOLE), step_line(2, 3, WHOLE, 0, 0, rolled_back_to=0)
-    )
-    found = traced(*VERSIONS, log=log)
-    uses = ["undone", "dropped", "undone", "undone", "dropped", "dropped"]
-    assert [each.use for each in found.ingredients] == uses
-    assert found.by_worker() == []
-    earlier = traced(*VERSIONS[:2], log=log)
-    assert [each.use for each in earlier.ingredients] == ["trained", "dropped", "trained"]
-
-
-def test_a_step_that_trained_on_nothing_trained_on_no_file(tmp_path: Path) -> None:
-    dropped = {"mismatch": WHOLE, "zero_advantage": 2 * WHOLE}
-    log = trainer_log(tmp_path, step_line(1, 0, WHOLE, 0, 0, samples=0, dropped=dropped))
-    assert (log.uses[0].state, log.uses[0].dropped) == ("dropped", {"mismatch": WHOLE})
-    assert log.late == {1: {"mismatch": WHOLE}}
-
-
-def test_a_trainers_log_of_other_records_contradicts_the_chain(tmp_path: Path) -> None:
-    for line in (step_line(1, 0, WHOLE + 1), step_line(2, 0, WHOLE)):
-        found = traced(*VERSIONS, log=trainer_log(tmp_path, line))
-        (problem,) = found.contradictions
-        assert "the trainer's log says of record 0" in problem.detail
-
-
-@pytest.mark.parametrize(
-    "line", ["{", "[]", '{"step": 1}', step_line(1, 0, 1).replace("kept", "keep")]
-)
-def test_what_is_no_trainers_log_is_refused_by_its_line(tmp_path: Path, line: str) -> None:
-    with pytest.raises(ConfigError, match="2 is no line of a trainer") as caught:
-        trainer_log(tmp_path, step_line(1, 0, WHOLE), line)
-    assert caught.value.hint
 
 
 def test_one_manifest_fixes_the_whole_ancestry() -> None:

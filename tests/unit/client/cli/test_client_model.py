@@ -29,11 +29,11 @@ REPORT = RunReport(
 
 def ingredient(place: int, worker: str, use: str = "offered") -> Ingredient:
     file = hex0x(keccak(b"%d" % place))
-    return Ingredient(place, 2, 3, place, file, worker, 1, 10, use, 8, None, {}, None)
+    return Ingredient(place, 2, 3, place, file, worker, 1, 10, use, 8, None)
 
 
 def lineage(*ingredients: Ingredient) -> PolicyLineage:
-    return PolicyLineage(RUN, 2, (), ingredients, (), 0, {})
+    return PolicyLineage(RUN, 2, (), ingredients, (), 0)
 
 
 @pytest.fixture
