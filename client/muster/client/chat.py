@@ -9,16 +9,22 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import click
+import torch
+from transformers import TextIteratorStreamer
+from transformers.utils import logging as transformers_logging
 
+from muster.chain import Chain
 from muster.client.cli.printing import printable
 from muster.client.model import MANIFEST, SUBMISSIONS, manifest_in
 from muster.inference.policy_files import LoadedPolicy, load_folder, swap_weights
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ConfigError, EngineError
 from muster.protocol.ids import PolicyVersion, RunId
+from muster.shardcast import Fetcher
 
 NEWEST_FILES = 5
 """Submissions that /sources names."""
@@ -56,9 +62,6 @@ class Live:
         return asyncio.run(self._newest())
 
     async def _newest(self) -> tuple[PolicyVersion, Path]:
-        from muster.chain import Chain
-        from muster.shardcast import Fetcher
-
         async with await Chain.connect(*self._place) as chain:
             version = await chain.runs.latest_version(self._run_id)
             if version is None:
@@ -100,11 +103,6 @@ class Speaker:
 
     def answer(self, text: str) -> Iterator[str]:
         """Yield an answer piece by piece."""
-        from threading import Thread
-
-        import torch
-        from transformers import TextIteratorStreamer
-
         policy, manners = self.policy, self._manners
         self._said.append({"role": "user", "content": text})
         tokens = self._encoded(policy, text).to(manners.device)
@@ -163,8 +161,6 @@ class Speaker:
         return "\n".join(lines)
 
     def _load(self, folder: Path) -> LoadedPolicy:
-        import torch
-
         dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[self._manners.dtype]
         self._policy = load_folder(folder, dtype=dtype, device=self._manners.device)
         return self._policy
@@ -179,8 +175,6 @@ class Speaker:
 
 def talk(source: Path | Live, prompts: Sequence[str], manners: AnswerSettings) -> None:
     """Answer the prompts or, if there are none, each line of standard input."""
-    from transformers.utils import logging as transformers_logging
-
     transformers_logging.set_verbosity_error()
     if isinstance(source, Path) and not source.is_dir():
         raise ConfigError(f"there is no model folder {source}", hint="muster model fetch makes one")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from muster.api import OrchestratorApi
 from muster.chain import Chain, EventReader, RunView, find_run, follow
@@ -18,6 +18,7 @@ from muster.client.chain_facts import HistoryView
 from muster.client.run_documents import await_orchestrator
 from muster.client.settings import EngineSettings, NodeSettings
 from muster.client.tickets import longest_sample
+from muster.client.validator.judging import Rules
 from muster.inference import InferenceEngine
 from muster.inference.engine import Room
 from muster.inference.loading import load_as, load_transformers
@@ -26,9 +27,6 @@ from muster.protocol.eip712 import Domain
 from muster.protocol.errors import ConfigError
 from muster.shardcast import Fetcher
 from muster.wallet import Wallet
-
-if TYPE_CHECKING:
-    from muster.client.validator.judging import Rules
 
 NodeT = TypeVar("NodeT", bound=NodeSettings)
 

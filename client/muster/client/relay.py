@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import click
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from muster.chain import ZERO_ADDRESS, BatchStatus, BatchView, Chain, ChainView, Event, follow
 from muster.lifecycle import run_beside, run_until_stopped
@@ -215,8 +215,6 @@ class NamedWork:
         """Return why a document does not prove that work, or None. Without this check an attacker
         could store false proofs first, and judges would not get the right ones.
         """
-        from pydantic import ValidationError
-
         from muster.api import BatchEntry
         from muster.client.tickets import slot_and_policy
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from muster.client.outage import Outage
+from muster.client.validator.judging import Rules
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ApiError, ConfigError, ProtocolError, TaskError
 from muster.protocol.ids import Hash32
@@ -19,7 +20,6 @@ from muster.toploc import Calibration
 
 if TYPE_CHECKING:
     from muster.chain import RunConfig
-    from muster.client.validator.judging import Rules
 
 T = TypeVar("T")
 
@@ -54,8 +54,6 @@ async def read_rules(source: DocumentSource, config: RunConfig, folder: Path) ->
 
     Raises ApiError when the source does not answer, EncodingError for a malformed document.
     """
-    from muster.client.validator.judging import Rules
-
     return Rules(
         recipe=Recipe.from_bytes(await _read(source, config.recipe_hash, "recipe")),
         task_set=await _task_set(source, config.task_set_hash, folder),

@@ -22,13 +22,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from muster.api import BatchChecking
 from muster.api.answers import AccountAddress, BatchEntry, HexBytes, HexHash, HexSignature
-from muster.chain import BatchView
+from muster.chain import BatchView, Chain
 from muster.chain.doubles import (
     WITHHELD,
     DoubleOutcome,
@@ -40,7 +40,6 @@ from muster.chain.doubles import (
 )
 from muster.client.audit.contradictions import Contradiction, Kind, at_outcomes
 from muster.client.audit.ledger import Ledger
-from muster.client.audit.work import outcome_signers
 from muster.client.disputes.bundle import (
     CALIBRATION,
     MANIFEST,
@@ -49,6 +48,7 @@ from muster.client.disputes.bundle import (
     TASK_SET,
     Bundle,
 )
+from muster.client.validator.calls import shown_by
 from muster.protocol.eip712 import Domain, signer_of
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ConfigError, ContractRevert, EncodingError, MusterError
@@ -57,9 +57,6 @@ from muster.protocol.messages import OutcomeRecord, Outcomes, Submission
 from muster.protocol.rollouts import MAX_FILE_BYTES
 from muster.settings import read_file
 from muster.tasks import document_root
-
-if TYPE_CHECKING:
-    from muster.chain import Chain
 
 MAX_ENTRIES = 1_000_000
 """Most files of a copy that are examined."""
@@ -411,15 +408,9 @@ def _statements(
     earlier statement that the batch is withheld contradicts nothing.
     """
     said: dict[Address, dict[Hash32, bytes]] = defaultdict(dict)
-    posted = batch.records_hash
-    for who, signature in zip(outcome_signers(batch, domain), batch.signatures, strict=False):
-        if who is not None and posted is not None:
-            said[who][posted] = signature
-    for shown, signatures in batch.shown.items():
-        signed = Outcomes(batch.batch_id, batch.root, shown)
-        for who, signature in signatures.items():
-            if signer_of(domain, signed, signature) == who:
-                said[who][shown] = signature
+    for hashed, signed in shown_by(batch, domain).items():
+        for who, signature in signed.items():
+            said[who][hashed] = signature
     for kept in store.outcomes(batch, []):
         if kept.is_signed(domain):
             said[kept.validator][keccak(kept.records)] = kept.signature

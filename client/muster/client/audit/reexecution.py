@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -48,6 +48,7 @@ from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.judging import Rules
 from muster.client.validator.process import require_consistent
 from muster.client.validator.records import counted_before, judge_again
+from muster.inference import InferenceEngine
 from muster.protocol.eip712 import Domain
 from muster.protocol.encoding import file_hash, hex0x
 from muster.protocol.errors import (
@@ -67,9 +68,6 @@ from muster.shardcast import Fetcher, Manifest
 from muster.tasks import TaskSet
 from muster.toploc import Calibration
 from muster.toploc.sequential_test import Conduct
-
-if TYPE_CHECKING:
-    from muster.inference import InferenceEngine
 
 HOW_FILES = (
     "keep the orchestrator's --files and give them as --evidence, or a bundle that "

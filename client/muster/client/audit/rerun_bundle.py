@@ -47,6 +47,7 @@ from muster.client.disputes.rerun import claim_at, recompute
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.judging import Rules
 from muster.client.validator.process import require_consistent
+from muster.inference.loading import engine_of
 from muster.protocol.encoding import file_hash
 from muster.protocol.errors import ConfigError
 from muster.protocol.recipe import Recipe
@@ -173,8 +174,6 @@ async def _recompute(
     bundle: Bundle, evidence: Evidence, facts: ChainFacts, policy: Path, options: dict[str, Any]
 ) -> list[BundleCheck]:
     """Return the result of the validators' own checks on this machine."""
-    from muster.inference.loading import engine_of
-
     rules = Rules(
         recipe=Recipe.from_bytes(bundle.part(RECIPE) or b""),
         task_set=TaskSet.from_bytes(bundle.part(TASK_SET) or b""),

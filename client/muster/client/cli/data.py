@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from muster.client.audit.command import dump_option, evidence_option, read_history
+from muster.client.audit.contradictions import Check
 from muster.client.cli.options import (
     FILE,
     FOLDER,
@@ -23,11 +25,9 @@ from muster.client.cli.printing import print_json, print_result, printable
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import RunId
+from muster.telemetry import progress, setup_logging
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from muster.client.audit.contradictions import Check
     from muster.client.audit.history import ChainHistory
     from muster.client.dataset.export import Stream
     from muster.client.dataset.folder import DataFolder
@@ -102,7 +102,6 @@ def export_command(run: int, as_json: bool, **options: Any) -> None:
     """
     from muster.client.dataset.export import Stream
     from muster.client.dataset.selection import HeldOut
-    from muster.telemetry import setup_logging
 
     setup_logging("data")
     run_id, history = RunId(run), read_history(options)
@@ -127,7 +126,6 @@ async def _export(
     from muster.client.dataset.folder import DataFolder
     from muster.client.dataset.rows import open_inputs
     from muster.client.dataset.selection import Selection
-    from muster.telemetry import progress
 
     settings = _settings(held_out, options)
     async with open_inputs(history, stream.run_id, _places(options)) as inputs:
@@ -180,7 +178,6 @@ def verify_command(folder: Path, as_json: bool, **options: Any) -> None:
     from muster.client.dataset.folder import DataFolder
     from muster.client.dataset.selection import HeldOut
     from muster.client.dataset.verify import check_bytes, check_folder
-    from muster.telemetry import setup_logging
 
     setup_logging("data")
     found, held_out = DataFolder.open(folder), HeldOut(options["exclude"])
@@ -234,7 +231,6 @@ def judge_command(
     from muster.inference.contributions import weights_hash
     from muster.inference.engine_judge import EngineJudge, read_limits
     from muster.tasks import TaskSet
-    from muster.telemetry import progress, setup_logging
 
     setup_logging("data")
     found = DataFolder.open(folder)
@@ -256,11 +252,9 @@ async def _check_rows(
     folder: DataFolder, history: ChainHistory, held_out: HeldOut, options: dict[str, Any]
 ) -> Check:
     """Return whether rows equal those of their files, as far as the files are available."""
-    from muster.client.audit.contradictions import Check
     from muster.client.dataset.export import Stream
     from muster.client.dataset.rows import open_inputs
     from muster.client.dataset.verify import check_rows
-    from muster.telemetry import progress
 
     if options["model"] is None:
         what = "rows were not made again: give --model, and --evidence or --source"

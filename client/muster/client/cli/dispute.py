@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,6 @@ import click
 from muster.chain import (
     Chain,
     ChainView,
-    CourtTerms,
     EventReader,
     SubmissionPlace,
     apply_poll,
@@ -67,34 +65,14 @@ ROOM_PAUSE_S = 2.0
 """Pause between two tries."""
 
 
+Read = Callable[[], Awaitable[ChainView]]
+"""Updates the view of the chain and returns it."""
+
+
 # The case of a command
 
 
-@dataclass(frozen=True, slots=True)
-class DisputedSubmission:
-    """The submission of a command, and its chain."""
-
-    chain: Chain
-    """The connection, which signs with the given key."""
-    read: Callable[[], Any]
-    """Updates the view and returns it."""
-    place: SubmissionPlace
-    case_id: Hash32
-    """The id of its case, which need not exist yet."""
-    say: Callable[[str], None]
-    """Prints a line for people."""
-
-    async def follow(self, terms: CourtTerms, *, to_the_end: bool) -> Settled:
-        """Settle the case; with `to_the_end`, wait until it is decided."""
-        if to_the_end:
-            await until_decided(self.chain, self.read, self.case_id, terms, self.say)
-        settled = await settle(self.chain, self.read, self.case_id)
-        for line in describe_settled(settled):
-            self.say(line)
-        return settled
-
-
-async def find_disputed(chain: Chain, submission: str) -> DisputedSubmission:
+async def _find(chain: Chain, submission: str) -> tuple[SubmissionPlace, Read]:
     """Return the submission of a command; raises ConfigError when the text names none."""
     view, reader = ChainView(), EventReader(chain)
 
@@ -102,10 +80,21 @@ async def find_disputed(chain: Chain, submission: str) -> DisputedSubmission:
         apply_poll(view, await reader.poll())
         return view
 
-    place = find_outcome(await read(), submission)
-    return DisputedSubmission(
-        chain, read, place, case_id_of(place), lambda line: click.echo(line, err=True)
-    )
+    return find_outcome(await read(), submission), read
+
+
+async def _follow(chain: Chain, read: Read, case_id: Hash32, *, to_the_end: bool) -> Settled:
+    """Settle a case; with `to_the_end`, wait until it is decided."""
+    if to_the_end:
+        await until_decided(chain, read, case_id, await chain.court.terms(), _say)
+    settled = await settle(chain, read, case_id)
+    for line in describe_settled(settled):
+        _say(line)
+    return settled
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
 
 
 # Commands
@@ -146,18 +135,19 @@ def dispute_open(keystore: Path, password_file: Path | None, **options: Any) -> 
 
 async def _open(key: bytes, options: dict[str, Any]) -> None:
     async with await Chain.connect(*endpoint(options), key=key) as chain:
-        disputed = await find_disputed(chain, options["submission"])
-        made, is_shown = await _claim(key, chain, disputed, options)
-        leaf = f"0x{disputed.case_id.hex()}"
+        place, read = await _find(chain, options["submission"])
+        case_id = case_id_of(place)
+        made, is_shown = await _claim(key, chain, await read(), place, options)
+        leaf = f"0x{case_id.hex()}"
         if not options["as_json"]:
             click.echo(leaf)
-        case, terms = (await disputed.read()).cases[disputed.case_id], await chain.court.terms()
         settled = None
         if options["wait"]:
-            settled = await disputed.follow(terms, to_the_end=True)
+            settled = await _follow(chain, read, case_id, to_the_end=True)
         else:
-            disputed.say(f"claimed: {next_of(case, terms, await chain.now())}")
-            disputed.say(f"later: muster dispute settle {options['submission']} --keystore FILE")
+            case, terms = (await read()).cases[case_id], await chain.court.terms()
+            _say(f"claimed: {next_of(case, terms, await chain.now())}")
+            _say(f"later: muster dispute settle {options['submission']} --keystore FILE")
     if options["as_json"]:
         print_json({"case": leaf} | made | ({"settled": settled.to_json()} if settled else {}))
     if not is_shown and settled is None:
@@ -168,7 +158,7 @@ async def _open(key: bytes, options: dict[str, Any]) -> None:
 
 
 async def _claim(
-    key: bytes, chain: Chain, disputed: DisputedSubmission, options: dict[str, Any]
+    key: bytes, chain: Chain, view: ChainView, place: SubmissionPlace, options: dict[str, Any]
 ) -> tuple[dict[str, str], bool]:
     """Make the claim unless the account has made it before, and upload the file.
 
@@ -176,8 +166,7 @@ async def _claim(
     """
     from muster.client.sources import Signer, Sources
 
-    view, place = await disputed.read(), disputed.place
-    proof, case = proof_of(place), view.cases.get(disputed.case_id)
+    proof, case = proof_of(place), view.cases.get(case_id_of(place))
     earlier = earlier_claim(case, chain.me, options["ruling"])
     if earlier is None:
         offer = await make_offer(chain, view, chain.me, place, options["ruling"])
@@ -185,7 +174,7 @@ async def _claim(
         agree("Claim?", options)
     else:
         made = {"transaction": earlier.tx_hash, "claimed": ruling_words(earlier.ruling)}
-        disputed.say(f"claimed before, in {earlier.tx_hash}: no second bond is paid")
+        _say(f"claimed before, in {earlier.tx_hash}: no second bond is paid")
     run = view.runs[place.batch.run_id]
     signer = Signer(key, chain.domain("ContributionLedger"), run.config.orchestrator)
     own = [url for url in (options["orchestrator"],) if url]
@@ -200,7 +189,7 @@ async def _claim(
             made = {"transaction": receipt.tx_hash, "claimed": str(offer.ruling)}
         # Rooms keep files of open cases only.
         is_over = case is not None and case.closed
-        is_shown = is_over or await _deposit(relays, data, entry, disputed.say)
+        is_shown = is_over or await _deposit(relays, data, entry)
     return made, is_shown
 
 
@@ -226,9 +215,7 @@ async def _file(sources: Sources, entry: BatchEntry, path: Path | None) -> bytes
         return None
 
 
-async def _deposit(
-    relays: Sequence[str], data: bytes | None, entry: BatchEntry, say: Callable[[str], None]
-) -> bool:
+async def _deposit(relays: Sequence[str], data: bytes | None, entry: BatchEntry) -> bool:
     """Upload the file to the relays' rooms; returns False if all refuse it."""
     from muster.client.sources import Sources
 
@@ -243,7 +230,7 @@ async def _deposit(
         # A room takes only files that the chain names, and may not have read the claim yet.
         await asyncio.sleep(ROOM_PAUSE_S)
     for url, why in refused.items():
-        say(f"{url} did not take the file: {why}")
+        _say(f"{url} did not take the file: {why}")
     return len(refused) < len(set(relays))
 
 
@@ -293,17 +280,16 @@ def dispute_settle(keystore: Path, password_file: Path | None, **options: Any) -
 
 async def _settle(key: bytes, options: dict[str, Any]) -> None:
     async with await Chain.connect(*endpoint(options), key=key) as chain:
-        disputed = await find_disputed(chain, options["submission"])
-        case_id = _existing(await disputed.read(), disputed, options["submission"])
-        disputed = DisputedSubmission(chain, disputed.read, disputed.place, case_id, disputed.say)
-        settled = await disputed.follow(await chain.court.terms(), to_the_end=options["wait"])
+        place, read = await _find(chain, options["submission"])
+        case_id = _existing(await read(), place, options["submission"])
+        settled = await _follow(chain, read, case_id, to_the_end=options["wait"])
     if options["as_json"]:
         print_json(settled.to_json())
 
 
-def _existing(view: ChainView, disputed: DisputedSubmission, text: str) -> Hash32:
+def _existing(view: ChainView, place: SubmissionPlace, text: str) -> Hash32:
     """Return the id of a submission's case, about its verdict or its summons."""
-    for case_id in (disputed.case_id, summons_of(disputed.place.batch.batch_id)):
+    for case_id in (case_id_of(place), summons_of(place.batch.batch_id)):
         if case_id in view.cases:
             return case_id
     raise ConfigError(

@@ -28,13 +28,13 @@ from muster.client.cli.options import (
 )
 from muster.client.cli.printing import print_json
 from muster.protocol.errors import ConfigError
+from muster.wallet import Wallet, keystore_address
 
 if TYPE_CHECKING:
     from muster.chain import BatchView, Chain, ChainView
     from muster.client.worker.journal import SignedSubmission, SubmissionJournal
     from muster.client.worker.silence import SilenceDuty, SilenceStep
     from muster.protocol.ids import Address, RunId
-    from muster.wallet import Wallet
 
 MOST_STEPS = 3
 """Most steps in a row for one piece of work: take it out of a batch, call judges, void it."""
@@ -72,8 +72,6 @@ def submit_direct(
       muster worker submit-direct 12:3 --state-dir worker --keystore node.json \\
         --payer worker.json --relay http://relay:8700
     """
-    from muster.wallet import keystore_address
-
     options["node"] = keystore_address(keystore)
     node = sender = None
     if not options["dry_run"]:

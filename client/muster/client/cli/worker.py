@@ -25,6 +25,7 @@ from muster.chain import (
     loss_of,
     read_view,
 )
+from muster.client import rewards as earning
 from muster.client.cli.options import (
     FILE,
     PASSWORD_HELP,
@@ -82,17 +83,15 @@ def rewards(action: str, keystore: Path | None, password_file: Path | None, **op
 
 
 async def _rewards(sender: Wallet | None, worker: str, options: dict[str, Any]) -> None:
-    from muster.client.rewards import claim, describe_earnings, facts_of, find_earnings
-
     key = sender.key if sender else None
     async with await Chain.connect(*endpoint(options), key=key) as chain:
         view = await read_view(chain, ChainView())
         find_run(view, options["run"])
         account = find_worker(view, worker).address
         earnings = await find_earnings(chain, view, RunId(options["run"]), account)
-        transactions = await claim(chain, earnings) if sender else []
-    report = describe_earnings(earnings, account, transactions)
-    print_result(report, options["as_json"], facts_of(report))
+        transactions = await earning.claim(chain, earnings) if sender else []
+    report = earning.describe_earnings(earnings, account, transactions)
+    print_result(report, options["as_json"], earning.facts_of(report))
 
 
 @click.group()

@@ -11,7 +11,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from muster.client.disputes.bundle import CALIBRATION, MANIFEST, RECIPE, TASK_SET
+from muster.client.disputes.bundle import (
+    CALIBRATION,
+    MANIFEST,
+    RECIPE,
+    TASK_SET,
+    Bundle,
+    ChainFacts,
+    Evidence,
+)
 from muster.client.tickets import KnownPolicy, TicketTerms
 from muster.protocol.eip712 import Domain, signer_of
 from muster.protocol.encoding import hex0x, keccak
@@ -21,9 +29,9 @@ from muster.protocol.merkle import batch_root
 from muster.protocol.messages import OutcomeRecord, Outcomes
 from muster.protocol.reasons import CHECKS, NOT_OF_ONE_FILE, marks_of
 from muster.protocol.set_aside import FILE_NAME
+from muster.tasks import root_of_bytes
 
 if TYPE_CHECKING:
-    from muster.client.disputes.bundle import Bundle, ChainFacts, Evidence
     from muster.client.disputes.rerun import Rerun
     from muster.client.validator.checks import ClaimedWork
     from muster.shardcast import Manifest
@@ -105,8 +113,6 @@ def check_documents(bundle: Bundle, facts: ChainFacts) -> BundleCheck:
 
 def _task_set_hash(data: bytes) -> Hash32:
     """Return a task set's root; zero, which nobody pins, when the bytes are not a task set."""
-    from muster.tasks import root_of_bytes
-
     try:
         return root_of_bytes(data)
     except (EncodingError, TaskError):

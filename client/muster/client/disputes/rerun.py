@@ -9,8 +9,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from muster.api import BatchEntry
+from muster.chain import BatchView
 from muster.client.chain_facts import HistoryView
 from muster.client.validator.batches import SlotIndex, claim_in, slot_in, slots_of_records
 from muster.client.validator.checking_proofs import Proof
@@ -20,6 +21,8 @@ from muster.client.validator.examiner import read_rows
 from muster.client.validator.judging import Judgement, Rules, outcome_record, unread
 from muster.client.validator.replay import Statistic, measure, replay_rows
 from muster.client.validator.soundness import examine_surely, own_trouble
+from muster.inference import InferenceEngine
+from muster.protocol.eip712 import Domain
 from muster.protocol.encoding import file_hash
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Address, RunId
@@ -28,12 +31,6 @@ from muster.protocol.rollouts import MAX_FILE_BYTES, Bounds, Rollout
 from muster.protocol.set_aside import NOTHING
 from muster.settings import read_file
 from muster.toploc.sequential_test import Conduct
-
-if TYPE_CHECKING:
-    from muster.api import BatchEntry
-    from muster.chain import BatchView
-    from muster.inference import InferenceEngine
-    from muster.protocol.eip712 import Domain
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,6 @@ from muster.protocol.merkle import batch_root
 from muster.protocol.messages import OutcomeRecord, Reason, Submission
 
 if TYPE_CHECKING:
-    from muster.chain import BatchView
     from muster.client.validator.context import ValidatorContext
 
 

@@ -20,8 +20,8 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from muster.chain import BatchView, Event, RunView
 from muster.client.chain_facts import OutcomePlace, is_over, settled_at
 from muster.client.outage import SURVIVED, Outages
 from muster.client.quantities import format_time
@@ -50,9 +50,6 @@ from muster.protocol.eip712 import address_of
 from muster.protocol.errors import ApiError, ChainError, ConfigError, ValidatorDisturbed
 from muster.protocol.ids import Address, BatchName, Hash32, PolicyVersion
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
-
-if TYPE_CHECKING:
-    from muster.chain import BatchView, Event, RunView
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from muster.chain import BatchView, RunView
 from muster.client.chain_facts import OutcomePlace
 from muster.client.durable_log import Journal
 from muster.client.validator.checks import (
@@ -45,10 +46,7 @@ from muster.protocol.schedule import batch_seed, place_of_history
 from muster.toploc import Calibration
 from muster.toploc.sequential_test import WINDOW, Conduct
 
-if TYPE_CHECKING:
-    from muster.chain import BatchView, RunView
-
-    Batches = Mapping[int, BatchView]
+Batches = Mapping[int, BatchView]
 
 KEPT_ACCEPTED = 1000
 """Number of accepted files whose evidence is kept; evidence of other verdicts is kept forever."""

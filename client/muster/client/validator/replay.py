@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +18,8 @@ from muster.inference.engine import Share
 from muster.protocol.errors import EngineError, SampleUnfit
 from muster.protocol.recipe import ProofRecipe, Recipe
 from muster.protocol.rollouts import Rollout, sampled_places
-from muster.toploc import ChunkResult, split_proofs
+from muster.toploc import Calibration, ChunkResult, split_proofs
 from muster.toploc.sequential_test import MOST_FLIPS, Flip
-
-if TYPE_CHECKING:
-    from muster.toploc import Calibration, ChunkResult
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -34,9 +34,10 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from importlib import metadata
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from muster.api import Lease, NoWork
+from muster.chain import BatchView, ChainView, Event
 from muster.client.chain_facts import entry_of, is_over, ticket_terms
 from muster.client.disputes.rerun import claim_of
 from muster.client.hardware import measure, report
@@ -70,11 +71,6 @@ from muster.protocol.errors import (
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
 from muster.protocol.messages import OutcomeRecord, Reason, Submission, Ticket, Verdict
 from muster.protocol.rollouts import Rollout, decode_rollouts, encode_rollouts
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from muster.chain import BatchView, ChainView, Event
 
 logger = logging.getLogger(__name__)
 

@@ -22,9 +22,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING
 
 from muster.api import BatchEntry
+from muster.chain import BatchView, CaseView, Chain, ChainView, Receipt
 from muster.chain.structs import (
     ZERO_ADDRESS,
     BatchStatus,
@@ -34,7 +34,7 @@ from muster.chain.structs import (
 )
 from muster.client.chain_facts import ChainClock, entry_of
 from muster.client.disputes.cases import eligible_jurors
-from muster.client.disputes.claims import OVERTAKEN, close_case
+from muster.client.disputes.claims import OVERTAKEN, claim, close_case
 from muster.client.outage import Steps, serve_forever
 from muster.client.quantities import format_tokens
 from muster.client.sources import MAX_NAMED, MAX_URL_CHARS, Sources
@@ -48,9 +48,6 @@ from muster.protocol.ids import Hash32
 from muster.protocol.jury import Ruling, summons_of
 from muster.protocol.merkle import batch_proof, batch_root
 from muster.protocol.messages import COMMIT_GRACE_S, Reason, Verdict
-
-if TYPE_CHECKING:
-    from muster.chain import BatchView, CaseView, Chain, ChainView, Receipt
 
 logger = logging.getLogger(__name__)
 
@@ -474,8 +471,6 @@ class SilenceDuty:
         """Dispute a verdict of fraud before the network's jurors, and show them the file; returns
         whether a claim exists. Raises MusterError when that is not possible.
         """
-        from muster.client.disputes.claims import claim
-
         context, proof = self.context, batch.prove(position)
         record = (batch.records or ())[position]
         case = context.view.cases.get(record.leaf(batch.batch_id, position))
