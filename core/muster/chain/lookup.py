@@ -23,7 +23,7 @@ from muster.chain.view import ChainView
 from muster.chain.view_parts import BatchView, WorkerView
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ConfigError, EncodingError
-from muster.protocol.ids import Address, Hash32, RunId, to_address
+from muster.protocol.ids import Address, Hash32, to_address
 
 MIN_DIGITS = 6
 """Fewest hexadecimal digits of an abbreviated hash or address."""
@@ -107,7 +107,7 @@ def find_named(view: ChainView, text: str, *, received: Sequence[Hash32] = ()) -
     if match := _BATCH.fullmatch(text):
         return _whole(_batch(view, match[1], int(match[2])))
     if match := _SLOT.fullmatch(text):
-        place = find_slot(view, match[1], (int(match[2]), int(match[3])))
+        place = _find_slot(view, match[1], (int(match[2]), int(match[3])))
         return Named(NameKind.SUBMISSION, str(place), (place,))
     digits = _digits(text)
     found = list(_beginning_with(view, digits, received))
@@ -120,23 +120,12 @@ def find_named(view: ChainView, text: str, *, received: Sequence[Hash32] = ()) -
     return found[0]
 
 
-def find_outcome(
-    view: ChainView, text: str, *, worker: str | None = None, run: RunId | None = None
-) -> SubmissionPlace:
-    """Return the one submission that a text names; with `worker` the text is STEP:INDEX.
+def find_outcome(view: ChainView, text: str) -> SubmissionPlace:
+    """Return the one submission that a text names.
 
     For a file that was submitted twice, it is the first submission. Raises NothingNamed, or
     ConfigError when the text names something with no submission, or with several.
     """
-    if worker is not None:
-        match = _PLACE.fullmatch(text.strip())
-        if match is None or match[1]:
-            raise ConfigError(
-                f"{text} is not STEP:INDEX",
-                hint="with --worker write STEP:INDEX; leave out "
-                "--worker for BATCH:POSITION or a hash",
-            )
-        return find_slot(view, worker, (int(match[2]), int(match[3])), run)
     named = find_named(view, text)
     places = named.places
     if named.kind is NameKind.WORKER:
@@ -166,16 +155,10 @@ def find_worker(view: ChainView, text: str) -> WorkerView:
     return next(iter(makers.values()))
 
 
-def find_slot(
-    view: ChainView, worker: str, slot: tuple[int, int], run: RunId | None = None
-) -> SubmissionPlace:
+def _find_slot(view: ChainView, worker: str, slot: tuple[int, int]) -> SubmissionPlace:
     """Return the first submission of a worker's step and index; raises ConfigError without one."""
     account = find_worker(view, worker)
-    found = [
-        place
-        for place in _places_of(view, account)
-        if run in (None, place.batch.run_id) and _slot_of(place) == slot
-    ]
+    found = [place for place in _places_of(view, account) if _slot_of(place) == slot]
     if not found:
         raise NothingNamed(
             f"no outcome of step {slot[0]}, index {slot[1]} of that worker is on chain",
@@ -185,7 +168,7 @@ def find_slot(
     if len({place.batch.run_id for place in found}) > 1:
         raise ConfigError(
             f"the worker has step {slot[0]}, index {slot[1]} in several runs: {_listed(found)}",
-            hint="name one of them, or say which run: --run ID",
+            hint="name one of them",
         )
     return found[0]
 

@@ -100,7 +100,7 @@ async def test_an_accepted_submission_is_found_in_all_three_ways(network: Networ
     slot = f"{record.step}:{record.index}"
     ways = [
         (place,),
-        (slot, "--worker", WORKERS[0].address, "--run", "1"),
+        (f"{WORKERS[0].address}/{slot}",),
         (record.file_hash.hex(),),
         (record.file_hash.hex()[:12],),
         (f"1/{place}",),
@@ -261,8 +261,8 @@ async def test_a_bundle_without_a_rerun_is_refused(network: Network, tmp_path: P
         (("99999:0",), "there is no batch 99999"),
         (("1:99",), "batch 1 has no position 99"),
         (("00" * 32,), "nothing on chain is 0x0000"),
-        (("4000000:0", "--worker", WORKERS[0].address), "no outcome of step 4000000, index 0"),
-        (("1:0", "--worker", "0x" + "11" * 20), "neither a worker nor the node of one"),
+        ((f"{WORKERS[0].address}/4000000:0",), "no outcome of step 4000000, index 0"),
+        (("0x" + "11" * 20 + "/1:0",), "neither a worker nor the node of one"),
     ],
 )
 async def test_what_cannot_be_found_is_said_with_the_next_step(

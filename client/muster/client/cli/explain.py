@@ -57,8 +57,6 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("submission")
-@click.option("--worker", metavar="ADDRESS", help="SUBMISSION is this worker's STEP:INDEX.")
-@click.option("--run", type=click.IntRange(min=1), help="The run, where a worker is in several.")
 @orchestrator_option
 @click.option("--rerun", "file", type=FILE, help="Recompute the verdict from this file.")
 @click.option("--save", type=FILE, help="Write what --rerun used as an evidence bundle.")
@@ -67,9 +65,9 @@ if TYPE_CHECKING:
 @engine_choice
 @looking_options
 def explain(submission: str, as_json: bool, **options: Any) -> None:
-    """Explain a submission: BATCH:POSITION, its file's hash, or a transaction's hash.
+    """Explain a submission: BATCH:POSITION, WORKER/STEP:INDEX, or a file's or transaction's hash.
 
-    Six digits of a hash are enough. With --worker it is STEP:INDEX.
+    Six digits of a hash or an address are enough.
 
     Shows when it was committed and checked, its verdict with the reason, its payment, and until
     when and how it can be disputed. --rerun runs the validator's checks on the file on this machine
@@ -78,7 +76,7 @@ def explain(submission: str, as_json: bool, **options: Any) -> None:
     \b
     Examples:
       muster explain 12:3
-      muster explain 7:0 --worker 0x... --orchestrator http://orchestrator:8600
+      muster explain 0x70997970/7:0 --orchestrator http://orchestrator:8600
       muster explain 12:3 --rerun submission.parquet --orchestrator URL --save evidence.zip
     """
     found, again = asyncio.run(_explain(submission, options))
@@ -129,10 +127,10 @@ async def _find(
 ) -> tuple[SubmissionPlace | None, SubmissionState | None]:
     """Return a submission's place on chain, or its state at the orchestrator before that."""
     try:
-        return find_outcome(view, submission, worker=options["worker"], run=options["run"]), None
+        return find_outcome(view, submission), None
     except NothingNamed as error:
         digits = prefix_of(submission)
-        if options["worker"] is not None or digits is None or len(digits) != 64:
+        if digits is None or len(digits) != 64:
             raise
         if options["orchestrator"] is None:
             error.hint = (

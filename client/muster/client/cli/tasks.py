@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -16,13 +16,13 @@ from muster.protocol.ids import Hash32, Step, to_hash32
 from muster.protocol.seeds import mixed_indices
 from muster.protocol.set_aside import NOTHING
 from muster.settings.flags import RECIPE
+from muster.tasks import Problem, TaskSet, identities
+from muster.tasks.admission import Admission, Trial, admit
+from muster.tasks.importing import FIELDS, Columns, Import, Imported, import_rows
+from muster.tasks.registry import installed_makers, installed_verifiers, maker_of
+from muster.tasks.row_files import hub_rows, read_rows, write_parquet
+from muster.tasks.task_set import pack_sets
 from muster.telemetry import progress, setup_logging
-
-if TYPE_CHECKING:
-    from muster.tasks import Problem, TaskSet
-    from muster.tasks.admission import Admission
-    from muster.tasks.importing import Imported
-
 
 SHOWN_CHARS = 60
 """Length of a prompt in a table."""
@@ -44,8 +44,6 @@ def tasks_list(families: bool, as_json: bool) -> None:
     if families:
         _list_families(as_json)
         return
-    from muster.tasks.registry import installed_makers, installed_verifiers
-
     verifiers = [
         {"task_type": name, "verifier": v.name, "version": v.version, "code_hash": v.code_hash}
         for name, v in sorted(installed_verifiers().items())
@@ -107,8 +105,6 @@ def tasks_show(
       muster tasks show tasks.jsonl sort-digits-3172 --proof --json
       muster tasks show tasks.jsonl --rows 1 --recipe recipe.toml --model ./model
     """
-    from muster.tasks import TaskSet
-
     opened = TaskSet.open(task_set)
     if recipe is not None or model is not None:
         if recipe is None or model is None or proof:
@@ -256,8 +252,6 @@ def tasks_sample(
       muster tasks sample mixed.jsonl --recipe recipe.toml --step 40 \\
           --seed 0x00000000000000000000000000000000000000000000000000000000000000aa
     """
-    from muster.tasks import TaskSet
-
     opened = TaskSet.open(task_set)
     try:
         given = to_hash32(seed)
@@ -341,9 +335,6 @@ def tasks_check(
       muster tasks check tasks.jsonl
       muster tasks check tasks.jsonl --all --json
     """
-    from muster.tasks import TaskSet
-    from muster.tasks.admission import Trial, admit
-
     setup_logging("tasks")
     opened = TaskSet.open(task_set)
     trial = Trial(len(opened) if everything else sample, hacked, allow_judge)
@@ -424,8 +415,6 @@ def tasks_import(sources: tuple[str, ...], out: Path, as_json: bool, **options: 
       muster tasks import hf:gsm8k:main --task-type verifiable_math --map prompt=question \\
           --map gold_standard_solution=answer --out gsm8k.jsonl
     """
-    from muster.tasks.importing import Import, import_rows
-
     setup_logging("tasks")
     plan = Import(
         out=out,
@@ -460,8 +449,6 @@ def default_name(source: str) -> str:
 
 def columns_of(renamed: tuple[str, ...], task_type: str | None) -> Any:
     """Return the columns of the fields; raises ConfigError for a malformed mapping."""
-    from muster.tasks.importing import FIELDS, Columns
-
     pairs = dict(part.partition("=")[::2] for part in renamed)
     for name, column in pairs.items():
         if name not in FIELDS or not column:
@@ -472,12 +459,8 @@ def columns_of(renamed: tuple[str, ...], task_type: str | None) -> Any:
 
 
 def _rows(sources: tuple[str, ...], options: dict[str, Any]) -> Iterator[Any]:
-    from muster.tasks.row_files import hub_rows, read_rows
-
     for source in sources:
         if source.startswith(MADE):
-            from muster.tasks.registry import maker_of
-
             count, seed = _size(source, options), options["seed"]
             made = maker_of(source.removeprefix(MADE)).make(count, seed)
             yield from (problem.model_dump() for problem in made)
@@ -550,8 +533,6 @@ def tasks_pack(
     Example:
       muster tasks pack math=gsm8k.jsonl code=programs.jsonl --out mixed.jsonl
     """
-    from muster.tasks.task_set import TaskSet, pack_sets
-
     setup_logging("tasks")
     named = [part.partition("=")[::2] for part in parts]
     for part, file in named:
@@ -577,9 +558,6 @@ def tasks_publish(task_set: Path, documents: Path, parquet: Path | None, as_json
     Example:
       muster tasks publish tasks.jsonl --documents documents --parquet tasks.parquet
     """
-    from muster.tasks import TaskSet, identities
-    from muster.tasks.row_files import write_parquet
-
     setup_logging("tasks")
     opened = TaskSet.open(task_set)
     verifiers = [v.model_dump() for v in identities({problem.task_type for problem in opened})]

@@ -180,17 +180,13 @@ def test_a_worker_is_found_by_whatever_is_of_one_worker_only(history: History) -
         find_worker(view, NOBODY)
 
 
-def test_a_slot_is_a_workers_and_needs_both_numbers(history: History) -> None:
+def test_a_slot_is_a_workers(history: History) -> None:
     view = history.network.view
     record = (view.batches[2].records or ())[3]
     maker: Address = view.worker_by_id[record.worker_id].address
-    slot = f"{record.step}:{record.index}"
-    assert str(find_outcome(view, slot, worker=maker)) == "2:3"
-    assert str(find_outcome(view, slot, worker=maker, run=view.batches[2].run_id)) == "2:3"
-    with pytest.raises(NothingNamed, match=f"no outcome of step {record.step}, index"):
-        find_outcome(view, slot, worker=maker, run=view.batches[2].run_id + 1)
-    with pytest.raises(ConfigError, match="is not STEP:INDEX"):
-        find_outcome(view, f"0x{record.file_hash.hex()}", worker=maker)
+    assert str(find_outcome(view, f"{maker}/{record.step}:{record.index}")) == "2:3"
+    with pytest.raises(NothingNamed, match="no outcome of step 4000000, index"):
+        find_outcome(view, f"{maker}/4000000:{record.index}")
 
 
 def test_many_candidates_are_cut_to_five(history: History) -> None:
