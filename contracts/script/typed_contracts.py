@@ -17,8 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MODULE = ROOT / "core" / "muster" / "chain" / "contracts.py"
 LINE, INDENT, QUOTES = 100, 8, '"""'
 CALLED = {
-    "MusterToken": "allowance approve balanceOf DOMAIN_SEPARATOR faucet nonces totalSupply"
-    " transfer",
+    "MusterToken": "allowance approve balanceOf DOMAIN_SEPARATOR faucet nonces totalSupply",
     "StakeVault": "accountOf activeStake deposit insurance insurancePpm reporterCap reporterPpm"
     " requestUnbond unbondingPeriod withdraw",
     "JuryPool": "isJuror join leave requiredStake",

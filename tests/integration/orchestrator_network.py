@@ -81,13 +81,13 @@ class Network:
 
     async def seat(self, key: bytes, run_id: RunId | None = None) -> None:
         """Let a validator take its seat."""
-        await self.chain.token.transfer(address_of(key), 500 * TOKEN)
+        await self.chain.token.faucet(address_of(key), 500 * TOKEN)
         async with await _connect(self.anvil, self.deployment, key) as validator:
             await take_seat(validator, run_id or self.run_id, 1, 500 * TOKEN)
 
     async def join(self, key: bytes, node: bytes, run_id: RunId | None = None) -> None:
         """Let a worker join; in its second run it keeps its node."""
-        await self.chain.token.transfer(address_of(key), 100 * TOKEN)
+        await self.chain.token.faucet(address_of(key), 100 * TOKEN)
         hot = None if run_id else Wallet(address_of(node), node)
         async with await _connect(self.anvil, self.deployment, key) as worker:
             wallet = Wallet(address_of(key), key)
@@ -134,7 +134,7 @@ class Network:
         submission, signature = self.claim(lease.ticket, NODES[number], body)
         work = LeasedWork(submission, signature, lease.ticket, lease.signature)
         bond = (await self.chain.court.terms()).bond
-        await self.chain.token.transfer(address_of(WORKERS[number]), bond)
+        await self.chain.token.faucet(address_of(WORKERS[number]), bond)
         async with await _connect(self.anvil, self.deployment, WORKERS[number]) as worker:
             await worker.token.approve(self.deployment.contracts["DisputeCourt"], bond)
             await worker.ledger.submit_direct(work, [])

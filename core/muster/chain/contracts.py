@@ -63,9 +63,6 @@ class MusterToken(Contract):
     async def total_supply(self) -> int:
         """Returns the value of tokens in existence."""
 
-    async def transfer(self, to: Address, value: int) -> Receipt:
-        """Moves a `value` amount of tokens from the caller's account to `to`."""
-
 
 class StakeVault(Contract):
     """Holds all stake, and is the only contract that does."""

@@ -375,7 +375,7 @@ async def test_a_dump_says_years_later_what_the_chain_said(tmp_path: Path) -> No
 
 
 GOLDEN = Path(__file__).parents[1] / "data" / "dump-2.gz"
-"""Output of the first `muster audit dump` of format version 2, for the played chain."""
+"""Output of a `muster audit dump` of format version 2 (2026-11-27), for the played chain."""
 
 
 async def test_a_dump_of_an_older_program_is_read_and_its_altered_twin_refused(

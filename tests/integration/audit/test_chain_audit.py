@@ -355,16 +355,16 @@ async def test_a_jury_whose_block_nobody_shows_is_noted_and_its_own_run_still_to
     observed = await observe(recording.chain, view)
     assert [draw.block_number for draw in view.draws.values()] > list(observed.draw_hashes)
     unknown = dataclasses.replace(observed, draw_hashes={})
-    check = juries(view, unknown, {"jury_size": 3})
+    check = juries(view, unknown)
     assert (check.passed, check.detail) == (True, "0 of 1 juries drawn again")
     assert "nobody showed the hash of block" in check.notes[0]
     (case,) = view.cases.values()
     case.jurors = (VALIDATORS[2].address,)
-    assert not juries(view, unknown, {"jury_size": 3}).passed
+    assert not juries(view, unknown).passed
     # Contracts of some L2s count the L1's blocks, whose hashes this chain does not have.
     elsewhere = dataclasses.replace(observed, draw_hashes={case.draw_block - 999: bytes(32)})
     case.jurors, case.draw_block = (JURORS[0].address,), case.draw_block - 999
-    assert juries(view, elsewhere, {"jury_size": 3}).notes
+    assert juries(view, elsewhere).notes
 
 
 async def test_audit_contradicts_signers_who_pay_for_what_no_jury_overturned(net: Scenario) -> None:

@@ -232,11 +232,9 @@ def drawn_first(
     return list(posting.order[: posting.quorum]), book.ground(posting)
 
 
-def signed_by_the_called(view: Ledger, table: OutcomeTable, deadline_s: int | None) -> Check:
+def signed_by_the_called(view: Ledger, table: OutcomeTable, deadline_s: int) -> Check:
     """Return the grounds of all signers. The check never contradicts: see the module."""
     name = "outcomes can be those of validators that were called"
-    if deadline_s is None:
-        return Check(name, True, "the deadline, from which timeouts follow, is not known")
     grounds: Counter[SigningGround] = Counter()
     notes: list[str] = []
     for book, posting in _postings(view, table, deadline_s):
@@ -275,7 +273,7 @@ def check_statements(
     yield borne_out_by_statements(
         history.ledger,
         tabulate(history.ledger, only=statements),
-        history.parameters.get("outcome_deadline_s"),
+        history.observed.parameters.outcome_deadline_s,
         statements,
         timeout_s=timeout_s or LEAST_TIMEOUT_S,
     )
@@ -284,7 +282,7 @@ def check_statements(
 def borne_out_by_statements(
     view: Ledger,
     table: OutcomeTable,
-    deadline_s: int | None,
+    deadline_s: int,
     statements: Statements,
     *,
     timeout_s: int = LEAST_TIMEOUT_S,
@@ -295,8 +293,6 @@ def borne_out_by_statements(
     orchestrator's stated timeout: the default, the least, lets silence excuse more than it should.
     """
     name = "outcomes have the word of the validators that the schedule called"
-    if deadline_s is None:
-        return Check(name, True, "the deadline, from which timeouts follow, is not known")
     found: list[Contradiction] = []
     count = 0
     for book, posting in _postings(view, table, deadline_s):

@@ -101,7 +101,7 @@ def _subject_problems(view: Ledger, case: CaseView, domain: Domain) -> Problems:
 # Its jury
 
 
-def juries(view: Ledger, observed: Observed, parameters: Parameters) -> Check:
+def juries(view: Ledger, observed: Observed) -> Check:
     """Return whether every jury follows from its draw block; notes the blocks not known."""
     drawn = [case for case in view.cases.values() if case.jurors]
     hashes = {
@@ -112,7 +112,7 @@ def juries(view: Ledger, observed: Observed, parameters: Parameters) -> Check:
     found = [
         _of(case, Kind.CASE_JUROR, problem)
         for case in drawn
-        for problem in _jury_problems(view, case, hashes.get(case.case_id), parameters)
+        for problem in _jury_problems(view, case, hashes.get(case.case_id), observed.parameters)
     ]
     notes = (
         f"the jury of case {case.number}: nobody showed the hash of block {case.draw_block}"
@@ -143,13 +143,12 @@ def _jury_problems(
     }
     for juror in sorted(excluded & set(case.jurors)):
         yield f"{juror} judged a case of its own run"
-    size = parameters.get("jury_size")
-    if block_hash is None or size is None:
+    if block_hash is None:
         return
     due = draw_jury(
         view.draws[case.case_id].places,
         opened_at=case.opened_at,
-        size=size,
+        size=parameters.jury_size,
         seed=jury_seed(block_hash, case.case_id),
         excluded=excluded,
     )
@@ -179,14 +178,12 @@ def _end_problems(view: Ledger, case: CaseView) -> Problems:
 # Its money
 
 
-def money(view: Ledger, observed: Observed, parameters: Parameters, whole: Ledger) -> Check:
+def money(view: Ledger, observed: Observed, whole: Ledger) -> Check:
     """Return whether bonds, fees and the runs' payments for cases add up, and whether the court
     holds what it owes to all runs, the `whole`.
     """
     name = "bonds and jurors' fees add up"
-    bond, fee = parameters.get("bond"), parameters.get("juror_fee")
-    if bond is None or fee is None:
-        return Check(name, True, "the court's terms are not known")
+    bond, fee = observed.parameters.bond, observed.parameters.juror_fee
     found = [
         _of(case, Kind.CASE_MONEY, problem)
         for case in view.cases.values()

@@ -23,7 +23,7 @@ from muster.client.audit.endpoints import (
     read_source,
 )
 from muster.client.audit.ledger import Ledger
-from muster.client.audit.observed import Observed, Parameters, observe, parameters_of
+from muster.client.audit.observed import Observed, observe
 from muster.client.audit.report import AuditReport, build_report
 from muster.protocol.eip712 import Domain
 from muster.protocol.errors import ConfigError, EncodingError
@@ -67,11 +67,6 @@ class ChainHistory:
     def domain(self) -> Domain:
         """The domain under which submissions and outcomes are signed."""
         return Domain(self.deployment.chain_id, self.deployment.contracts["ContributionLedger"])
-
-    @property
-    def parameters(self) -> Parameters:
-        """The contracts' constructor parameters, as far as they are known."""
-        return parameters_of(self.deployment, self.observed)
 
     def report(self, run_id: RunId | None = None) -> AuditReport:
         """Return the audit; raises ConfigError when there is no such run."""

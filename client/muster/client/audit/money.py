@@ -148,7 +148,7 @@ class FinalSlots:
         return MoneyTally(until - first, int(units.sum()), wei)
 
 
-def payments(view: Ledger, table: OutcomeTable, window_s: int | None, doubts: Doubts) -> Check:
+def payments(view: Ledger, table: OutcomeTable, window_s: int, doubts: Doubts) -> Check:
     """Return whether every payment was due, and not too high.
 
     The check is open, not ok, when work that was or may have been paid was run again and not
@@ -162,7 +162,7 @@ def payments(view: Ledger, table: OutcomeTable, window_s: int | None, doubts: Do
         account = (payment.run_id, payment.worker)
         paid[account] += MoneyTally(payment.slots, payment.units, payment.amount_wei)
         newest[account] = payment
-        due = earnings.due(payment, window_s or 0)
+        due = earnings.due(payment, window_s)
         least, most = prices.get(payment.run_id, (0, 0))
         worth = (payment.units * least, payment.units * most)
         found += _payment_problems(view, payment, worth, (paid[account], due))
@@ -178,7 +178,7 @@ def payments(view: Ledger, table: OutcomeTable, window_s: int | None, doubts: Do
     ]
     notes: list[str] = []
     for account, payment in newest.items():
-        rows = earnings.rows(payment, window_s or 0)
+        rows = earnings.rows(payment, window_s)
         unearned, untold = _unearned(table, payment, rows, paid[account].slots, doubts)
         found += unearned
         notes += untold
@@ -420,29 +420,16 @@ def waiting(view: Ledger, parameters: Parameters, now: int) -> Check:
     )
 
 
-def now_of(view: Ledger, observed: Observed) -> int:
-    """Return the chain's time at the audited block, or else that of the newest batch or payment."""
-    if observed.timestamp is not None:
-        return observed.timestamp
-    newest = [max(b.committed_at, b.posted_at or 0) for b in view.batches.values()]
-    return max([*newest, *(payment.timestamp for payment in view.payments)], default=0)
-
-
 def _overdue_batches(view: Ledger, parameters: Parameters, now: int) -> Iterator[Overdue]:
-    deadline_s = parameters.get("outcome_deadline_s")
-    window_s = parameters.get("challenge_window_s")
-    if deadline_s is None or window_s is None:
-        return
     for batch in view.batches.values():
         case = view.cases.get(summons_of(batch.batch_id))
         if batch.records is not None or batch.is_void or (case is not None and not case.closed):
             continue
-        due_at = batch.due_at(deadline_s)
+        due_at = batch.due_at(parameters.outcome_deadline_s)
         # Jurors can be called during one challenge window after the deadline.
         if now >= due_at:
-            yield _overdue_batch(
-                batch, due_at, due_at + window_s, now, is_summoned=case is not None
-            )
+            appeal_ends_at = due_at + parameters.challenge_window_s
+            yield _overdue_batch(batch, due_at, appeal_ends_at, now, is_summoned=case is not None)
 
 
 def _overdue_batch(
@@ -459,15 +446,15 @@ def _overdue_batch(
 
 
 def _overdue_cases(view: Ledger, parameters: Parameters, now: int) -> Iterator[Overdue]:
-    jury_s = parameters.get("jury_time_s")
     for case in view.cases.values():
-        if jury_s is not None and not case.closed and now >= case.opened_at + jury_s:
+        due_at = case.opened_at + parameters.jury_time_s
+        if not case.closed and now >= due_at:
             act = "settleSummoned" if case.is_summons else "settle"
             what = f"case {case.number} about {case.batch_id}:{case.position} is open"
             yield Overdue(
                 f"{what}: anybody closes it (muster dispute settle, DisputeCourt.{act})",
-                case.opened_at + jury_s,
-                _stakes(view, case, parameters.get("bond", 0)),
+                due_at,
+                _stakes(view, case, parameters.bond),
             )
 
 
@@ -481,11 +468,10 @@ def _stakes(view: Ledger, case: CaseView, bond: int) -> int:
 
 
 def _overdue_escrows(view: Ledger, parameters: Parameters, now: int) -> Iterator[Overdue]:
-    window_s = parameters.get("challenge_window_s")
     for slash in view.slashes:
-        if slash.state is not SlashState.ESCROWED or window_s is None:
+        if slash.state is not SlashState.ESCROWED:
             continue
-        closes_at = _closes_at(view, slash, window_s)
+        closes_at = _closes_at(view, slash, parameters.challenge_window_s)
         if closes_at is not None and now >= closes_at:
             what = f"stake that a fraud cost {slash.owner} is held in escrow"
             act = "anybody releases it (ContributionLedger.finaliseFraud)"

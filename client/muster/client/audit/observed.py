@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import astuple, dataclass
 from functools import cache
 from typing import Annotated, Any, TypeVar
 
 from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
 from muster.api.answers import AccountAddress, HexHash
-from muster.chain import Chain, Deployment, Funds, StakeAccount
+from muster.chain import Chain, Funds, StakeAccount
 from muster.chain.abi import contract_abi
 from muster.client.audit.ledger import Ledger
 from muster.protocol.encoding import hex0x
@@ -21,10 +21,6 @@ from muster.protocol.jury import BENCH
 T = TypeVar("T")
 Wei = Annotated[int, PlainSerializer(str)]
 """An amount in wei; decimal text in JSON, because it does not fit 64 bits."""
-_LATER = {"announced", "timestamp"}
-"""Fields that the first dumps of this version lack."""
-Parameters = Mapping[str, int]
-"""The contracts' constructor parameters, by name."""
 UNDISPUTED = 0xFE
 """Mask of a commitment's last byte: every bit but the one that marks a challenge."""
 ASKED_AT_ONCE = 2_000
@@ -56,6 +52,26 @@ _Money = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
+class Parameters:
+    """The contracts' constructor parameters, named as in deployments."""
+
+    challenge_window_s: Wei
+    outcome_deadline_s: Wei
+    bond: Wei
+    juror_fee: Wei
+    jury_size: Wei
+    jury_time_s: Wei
+    wrong_verdict_ppm: Wei
+    absence_ppm: Wei
+    insurance_ppm: Wei
+    reporter_ppm: Wei
+    reporter_cap: Wei
+    required_worker_stake: Wei
+    required_validator_stake: Wei
+    required_juror_stake: Wei
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
     """The contracts' state at one block."""
 
@@ -71,22 +87,21 @@ class Observed:
     """Runs of RunRegistry."""
     batches: int
     """Batches of ContributionLedger."""
-    funds: Mapping[RunId, _Money] = field(default_factory=dict)
+    funds: Mapping[RunId, _Money]
     """Money of each run in the events."""
-    versions: Mapping[RunId, PolicyVersion | None] = field(default_factory=dict)
+    versions: Mapping[RunId, PolicyVersion | None]
     """Newest policy version of each run in the events."""
-    strange: Annotated[frozenset[int], PlainSerializer(sorted)] = frozenset()
+    strange: Annotated[frozenset[int], PlainSerializer(sorted)]
     """Batches whose stored header differs from the one that follows from the events."""
-    parameters: Mapping[str, Wei] = field(default_factory=dict)
-    """The contracts' constructor parameters, named as in deployments."""
-    jurors: Annotated[frozenset[AccountAddress], PlainSerializer(sorted)] = frozenset()
+    parameters: Parameters
+    jurors: Annotated[frozenset[AccountAddress], PlainSerializer(sorted)]
     """The jurors among the accounts with stake for the bench."""
-    draw_hashes: Mapping[int, HexHash] = field(default_factory=dict)
+    draw_hashes: Mapping[int, HexHash]
     """Hash of every block that a jury was drawn from."""
-    announced: Mapping[HexHash, tuple[int, ...]] = field(default_factory=dict)
+    announced: Mapping[HexHash, tuple[int, ...]]
     """By overturned case with several claims: the block in which each claim was announced."""
-    timestamp: int | None = None
-    """Unix seconds of the block; None if an old dump lacks it."""
+    timestamp: int
+    """Unix seconds of the block."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as JSON values, amounts as text."""
@@ -97,10 +112,6 @@ class Observed:
     def from_json(cls, value: Any) -> Observed:
         """Parse the JSON form; raises EncodingError on anything else."""
         try:
-            if missing := {field.name for field in fields(cls)} - _LATER - set(value):
-                raise EncodingError(
-                    f"malformed answers of contracts: no {', '.join(sorted(missing))}"
-                )
             return _as_json().validate_python(value)
         except (TypeError, OverflowError, ValidationError) as error:
             raise EncodingError(f"malformed answers of contracts: {error}") from error
@@ -149,24 +160,24 @@ def _stakes(view: Ledger) -> set[tuple[RunId, Address]]:
     return set(view.stakes) | roles | {(RunId(BENCH), place.juror) for place in view.bench}
 
 
-async def _parameters(chain: Chain) -> dict[str, int]:
+async def _parameters(chain: Chain) -> Parameters:
     court = await chain.court.terms()
-    return {
-        "challenge_window_s": await chain.ledger.challenge_window(),
-        "outcome_deadline_s": await chain.ledger.outcome_deadline(),
-        "bond": court.bond,
-        "juror_fee": court.juror_fee,
-        "jury_size": court.jury_size,
-        "jury_time_s": court.jury_time,
-        "wrong_verdict_ppm": court.wrong_verdict_ppm,
-        "absence_ppm": court.absence_ppm,
-        "insurance_ppm": await chain.vault.insurance_ppm(),
-        "reporter_ppm": await chain.vault.reporter_ppm(),
-        "reporter_cap": await chain.vault.reporter_cap(),
-        "required_worker_stake": await chain.workers.required_stake(),
-        "required_validator_stake": await chain.runs.required_validator_stake(),
-        "required_juror_stake": await chain.jurors.required_stake(),
-    }
+    return Parameters(
+        challenge_window_s=await chain.ledger.challenge_window(),
+        outcome_deadline_s=await chain.ledger.outcome_deadline(),
+        bond=court.bond,
+        juror_fee=court.juror_fee,
+        jury_size=court.jury_size,
+        jury_time_s=court.jury_time,
+        wrong_verdict_ppm=court.wrong_verdict_ppm,
+        absence_ppm=court.absence_ppm,
+        insurance_ppm=await chain.vault.insurance_ppm(),
+        reporter_ppm=await chain.vault.reporter_ppm(),
+        reporter_cap=await chain.vault.reporter_cap(),
+        required_worker_stake=await chain.workers.required_stake(),
+        required_validator_stake=await chain.runs.required_validator_stake(),
+        required_juror_stake=await chain.jurors.required_stake(),
+    )
 
 
 async def _announced(chain: Chain, view: Ledger) -> dict[Hash32, tuple[int, ...]]:
@@ -225,12 +236,3 @@ async def _commitments(chain: Chain, numbers: Sequence[int], tag: str) -> list[H
             f"ContributionLedger.commitmentOf gave an impossible answer: {error}",
             hint="check that --deployments has the contracts of this chain",
         ) from error
-
-
-def parameters_of(deployment: Deployment, observed: Observed) -> Parameters:
-    """Return the contracts' constructor parameters: from the contracts, else from the deployment's
-    file.
-    """
-    # That file has amounts in wei as decimal text.
-    recorded = {k: int(v) for k, v in deployment.parameters.items() if str(v).isdecimal()}
-    return recorded | dict(observed.parameters)

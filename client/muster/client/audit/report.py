@@ -29,7 +29,7 @@ from muster.chain import (
 from muster.client.audit import calls, disputes, money, stakes, work
 from muster.client.audit.contradictions import Check, Contradiction
 from muster.client.audit.ledger import Ledger, of_run
-from muster.client.audit.observed import Observed, parameters_of
+from muster.client.audit.observed import Observed
 from muster.client.audit.outcome_table import OutcomeTable, tabulate
 from muster.protocol.eip712 import Domain
 from muster.protocol.encoding import hex0x
@@ -279,9 +279,8 @@ def _run_checks(
     """
     view, whole = ledgers
     domain = Domain(deployment.chain_id, deployment.contracts["ContributionLedger"])
-    parameters = parameters_of(deployment, observed)
-    window_s = parameters.get("challenge_window_s")
-    deadline_s = parameters.get("outcome_deadline_s")
+    parameters = observed.parameters
+    window_s, deadline_s = parameters.challenge_window_s, parameters.outcome_deadline_s
     return [
         work.events_follow(view),
         work.batch_roots(view, table),
@@ -300,9 +299,9 @@ def _run_checks(
         stakes.slashes(view, table, parameters),
         stakes.slash_splits(view, parameters),
         disputes.cases(view, domain),
-        disputes.juries(view, observed, parameters),
-        disputes.money(view, observed, parameters, whole),
-        money.waiting(view, parameters, money.now_of(whole, observed)),
+        disputes.juries(view, observed),
+        disputes.money(view, observed, whole),
+        money.waiting(view, parameters, observed.timestamp),
         money.sums(whole, observed, view.runs),
     ]
 
@@ -498,9 +497,7 @@ def _called(history: ChainHistory, batch: BatchView) -> dict[str, Any]:
     """Return the validators drawn to check a batch, and the ground on which others signed."""
     if not batch.signers:
         return {"drawn_first": None, "signed_on_ground": "judged by jurors of the network"}
-    deadline_s = history.parameters.get("outcome_deadline_s")
-    if deadline_s is None:
-        return {"drawn_first": None, "signed_on_ground": None}
+    deadline_s = history.observed.parameters.outcome_deadline_s
     first, ground = calls.drawn_first(history.ledger, batch, deadline_s)
     return {"drawn_first": first, "signed_on_ground": str(ground)}
 

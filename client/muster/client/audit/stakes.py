@@ -54,7 +54,7 @@ def roles(view: Ledger, parameters: Parameters) -> Check:
 
 
 def _worker_problems(view: Ledger, parameters: Parameters) -> Iterator[Contradiction]:
-    required = parameters.get("required_worker_stake", 0)
+    required = parameters.required_worker_stake
     for run in view.runs.values():
         for member in run.members.values():
             who = f"worker {member.address} of run {run.run_id}"
@@ -68,15 +68,14 @@ def _worker_problems(view: Ledger, parameters: Parameters) -> Iterator[Contradic
 
 
 def _judge_problems(view: Ledger, parameters: Parameters) -> Iterator[Contradiction]:
-    of_seats, of_bench = ("required_validator_stake", "required_juror_stake")
     seated = ((run.run_id, who) for run in view.runs.values() for who in run.validators)
     for run_id, who in seated:
         stake = view.stake(run_id, who).active_wei
-        if stake < parameters.get(of_seats, 0):
+        if stake < parameters.required_validator_stake:
             yield _role(f"validator {who} of run {run_id} sits with {format_tokens(stake)} tokens")
     for who in view.jurors():
         stake = view.stake(RunId(BENCH), who).active_wei
-        if stake < parameters.get(of_bench, 0):
+        if stake < parameters.required_juror_stake:
             yield _role(f"juror {who} is on the bench with {format_tokens(stake)} tokens")
 
 
@@ -133,7 +132,7 @@ def _slash_problems(
     else:
         yield Kind.SLASH_UNFOUNDED, "there is no such offence"
     shares = due_shares(view, table, slash, parameters)
-    if shares is not None and not any(slash.taken == _shares(slash, ppm) for ppm in shares):
+    if not any(slash.taken == _shares(slash, ppm) for ppm in shares):
         due = " or ".join(_both(_shares(slash, ppm)) for ppm in sorted(shares)) or "nothing"
         what = f"{_both(slash.taken)} tokens were taken of {_both(slash.stake_before)}, due {due}"
         yield Kind.SLASH_SHARE, what
@@ -149,16 +148,16 @@ def escrow_of(slash: SlashView) -> Hash32:
 
 def due_shares(
     view: Ledger, table: OutcomeTable, slash: SlashView, parameters: Parameters
-) -> set[int] | None:
+) -> set[int]:
     """Return the share of stake that an offence costs, in millionths; several if more than one is
-    possible, None if not known.
+    possible.
     """
     if slash.offence in SIGNED:
         return {PPM}
-    if slash.offence in (Offence.WRONG_VERDICT, Offence.ABSENT_JUROR):
-        is_verdict = slash.offence is Offence.WRONG_VERDICT
-        ppm = parameters.get("wrong_verdict_ppm" if is_verdict else "absence_ppm")
-        return None if ppm is None else {ppm}
+    if slash.offence is Offence.WRONG_VERDICT:
+        return {parameters.wrong_verdict_ppm}
+    if slash.offence is Offence.ABSENT_JUROR:
+        return {parameters.absence_ppm}
     if slash.offence is Offence.DOUBLE_SUBMISSION:
         return _exact_shares(view, table, slash)
     batch = view.batch_of(slash)
@@ -361,7 +360,7 @@ def _followers(
         shares = due_shares(view, table, slash, parameters)
         if not left or slash.escrow_id in view.restored_before.get(restored.escrow_id, ()):
             continue
-        if shares is None or len(shares) != 1:
+        if len(shares) != 1:
             return None
         share = -(-left * min(shares) // PPM)
         due.append((slash.escrow_id, share))
@@ -394,14 +393,10 @@ def _split_problems(view: Ledger, slash: SlashView, parameters: Parameters) -> I
     parts = view.splits.get(slash.escrow_id, [])
     for number, (burned, insured, rewarded) in enumerate(parts):
         amount = burned + insured + rewarded
-        ppm = parameters.get("insurance_ppm")
-        if ppm is not None and insured != amount * ppm // PPM:
+        if insured != amount * parameters.insurance_ppm // PPM:
             yield f"{format_tokens(insured)} tokens were insured of {format_tokens(amount)}"
         is_reported = slash.reporter != ZERO_ADDRESS and number == 0
-        most = min(
-            amount * parameters.get("reporter_ppm", PPM) // PPM,
-            parameters.get("reporter_cap", amount),
-        )
+        most = min(amount * parameters.reporter_ppm // PPM, parameters.reporter_cap)
         if rewarded > (most if is_reported else 0):
             yield (
                 f"{format_tokens(rewarded)} tokens went to the reporter {slash.reporter}, "

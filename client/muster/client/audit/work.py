@@ -248,7 +248,7 @@ def outcome_signers(batch: BatchView, domain: Domain) -> list[Address | None]:
 # Records
 
 
-def deadlines(table: OutcomeTable, deadline_s: int | None) -> Check:
+def deadlines(table: OutcomeTable, deadline_s: int) -> Check:
     """Return whether outcomes came in time, with no more units than their batch declared."""
     found = (
         contradiction
@@ -257,19 +257,16 @@ def deadlines(table: OutcomeTable, deadline_s: int | None) -> Check:
             batch, int(records_N["units"].sum(dtype=np.int64)), deadline_s
         )
     )
-    known = f"within {deadline_s} s" if deadline_s is not None else "the deadline is not known"
     return summarise(
         "outcomes were posted in time, for no more units than declared",
         found,
-        f"{len(table.batches)} batches, {known}",
+        f"{len(table.batches)} batches, within {deadline_s} s",
     )
 
 
-def _posting_problems(
-    batch: BatchView, units: int, deadline_s: int | None
-) -> Iterator[Contradiction]:
+def _posting_problems(batch: BatchView, units: int, deadline_s: int) -> Iterator[Contradiction]:
     posted_at, is_run = batch.posted_at or 0, bool(batch.signers)
-    if is_run and deadline_s is not None and posted_at >= batch.committed_at + deadline_s:
+    if is_run and posted_at >= batch.committed_at + deadline_s:
         late = f"posted {posted_at - batch.committed_at} s after the commitment, due {deadline_s}"
         yield at_outcomes(batch, Kind.OUTCOME_DEADLINE, late)
     if units > batch.units:

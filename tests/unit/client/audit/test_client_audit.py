@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -23,6 +23,7 @@ from muster.chain import (
     CaseView,
     Deployment,
     Event,
+    Funds,
     RunConfig,
     RunTerms,
     StakeAccount,
@@ -38,7 +39,7 @@ from muster.client.audit.dump import DumpedBlock, DumpEnd, DumpReader, write_dum
 from muster.client.audit.evidence import EvidenceFolders
 from muster.client.audit.ledger import RECORD, Ledger, PackedRecords
 from muster.client.audit.lineage import stream_rows, trace
-from muster.client.audit.observed import Observed, parameters_of
+from muster.client.audit.observed import Observed, Parameters
 from muster.client.audit.outcome_table import (
     OutcomeTable,
     outcome_leaves,
@@ -185,8 +186,8 @@ def test_outcomes_after_the_deadline_contradict(
 
 def test_more_units_than_declared_contradict() -> None:
     table = table_of(a_batch(1, [a_record(units=7)], units=6))
-    assert kinds(work.deadlines(table, None)) == [Kind.OUTCOME_UNITS]
-    assert kinds(work.deadlines(table_of(a_batch(1, [a_record(units=6)], units=6)), None)) == []
+    assert kinds(work.deadlines(table, 60)) == [Kind.OUTCOME_UNITS]
+    assert kinds(work.deadlines(table_of(a_batch(1, [a_record(units=6)], units=6)), 60)) == []
 
 
 @pytest.mark.parametrize(
@@ -313,14 +314,6 @@ def test_what_votes_decide_is_what_the_court_counts(votes: list[int], recorded: 
     assert case.is_decided == (is_seen and not is_same)
 
 
-def test_nothing_is_known_of_what_neither_contracts_nor_deployment_say() -> None:
-    deployment = Deployment(1, 1, {}, {"bond": str(10**19), "name": "muster", "jury_size": 3})
-    assert parameters_of(deployment, OBSERVED) == {"bond": 10**19, "jury_size": 3}
-    observed = replace(OBSERVED, parameters={"jury_size": 5})
-    assert parameters_of(deployment, observed)["jury_size"] == 5
-    assert "juror_fee" not in parameters_of(deployment, observed)
-
-
 # Samples
 
 
@@ -416,7 +409,22 @@ def test_a_filter_never_misses_and_mostly_tells() -> None:
 # Dumps
 
 DEPLOYMENT = Deployment(31337, 1, {"ContributionLedger": WORKER}, {"challenge_window_s": 30})
-OBSERVED = Observed(10**30, 0, 0, {(RUN, WORKER): StakeAccount(1, 2, 3, 4)}, 0, 0)
+OBSERVED = Observed(
+    vault_wei=10**30,
+    escrow_wei=0,
+    court_wei=0,
+    stakes={(RUN, WORKER): StakeAccount(1, 2, 3, 4)},
+    runs=1,
+    batches=2,
+    funds={RUN: Funds(5, 6)},
+    versions={RUN: None},
+    strange=frozenset({2}),
+    parameters=Parameters(*range(14)),
+    jurors=frozenset({WORKER}),
+    draw_hashes={7: Hash32(keccak(b"draw"))},
+    announced={Hash32(keccak(b"case")): (8, 9)},
+    timestamp=1_700_000_000,
+)
 HEAD = BlockId(9, keccak(b"head"))
 
 
@@ -428,6 +436,16 @@ def test_a_dump_gives_back_what_was_put_in(tmp_path: Path) -> None:
     assert reader.deployment == DEPLOYMENT
     assert list(reader.blocks()) == [block]
     assert reader.end == DumpEnd(HEAD, OBSERVED)
+
+
+@pytest.mark.parametrize(
+    "missing", [field.name for part in (Observed, Parameters) for field in fields(part)]
+)
+def test_an_answer_that_a_dump_lacks_is_not_taken_as_known(missing: str) -> None:
+    answers = OBSERVED.to_json()
+    (answers if missing in answers else answers["parameters"]).pop(missing)
+    with pytest.raises(EncodingError, match=f"malformed answers of contracts[^$]*{missing}"):
+        Observed.from_json(answers)
 
 
 json_values = st.recursive(

@@ -628,7 +628,7 @@ async def test_honest_work_that_is_called_fraud_is_claimed_and_fraud_is_not(
     async def claim(_chain: Any, proof: Any, entry: BatchEntry, ruling: Any, *rest: Any, **_: Any):  # type: ignore[no-untyped-def]
         made.append((proof, entry, ruling, rest))
 
-    monkeypatch.setattr("muster.client.disputes.claims.claim", claim)
+    monkeypatch.setattr("muster.client.worker.silence.claim", claim)
     desk = Silenced(tmp_path, loop_class)
     submission, data = await desk.call_fraud(Reason.WRONG_REWARD)
     await desk.loop.settle()
@@ -670,7 +670,7 @@ async def test_an_outage_only_delays_the_claim_for_honest_work(
             raise failures.pop()
         made.append(proof)
 
-    monkeypatch.setattr("muster.client.disputes.claims.claim", claim)
+    monkeypatch.setattr("muster.client.worker.silence.claim", claim)
     desk.loop.contests = Outage("a claim", first_s=0.0, longest_s=0.0)
     await desk.call_fraud()
     await desk.loop.settle()

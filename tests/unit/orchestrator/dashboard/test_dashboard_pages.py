@@ -8,7 +8,7 @@ import json
 import re
 import sys
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import httpx
@@ -27,7 +27,7 @@ from orchestrator_fakes import RUN, Network
 
 from muster.chain import Deployment, loss_of
 from muster.client.audit.ledger import Ledger
-from muster.client.audit.observed import Observed
+from muster.client.audit.observed import Observed, Parameters
 from muster.client.audit.report import build_report
 from muster.orchestrator.dashboard import render, samples
 from muster.orchestrator.dashboard.figures import (
@@ -121,7 +121,9 @@ async def test_workers_are_those_of_the_audit(site: Site) -> None:
     ledger = Ledger()
     for event in site.history.network.events:
         ledger.apply(event)
-    report = build_report(ledger, deployment, Observed(0, 0, 0, {}, 0, 0), run_id=RUN)
+    terms = Parameters(*(0 for _ in fields(Parameters)))
+    observed = Observed(0, 0, 0, {}, 0, 0, {}, {}, frozenset(), terms, frozenset(), {}, {}, 0)
+    report = build_report(ledger, deployment, observed, run_id=RUN)
     shown = {row[1]: row for row in rows_of(await site.get("/workers"), "ranking")}
     assert len(shown) == len(report.workers) == 8
     for worker in report.workers:
