@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,22 +24,14 @@ from muster.client.relay import announce, limits_of, read_token
 from muster.lifecycle import run_until_stopped
 from muster.protocol.errors import ConfigError, EncodingError, PolicyUnavailable, StorageError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId, to_hash32
-from muster.shardcast import (
-    ChunkStore,
-    Manifest,
-    Relay,
-    ShardServer,
-    fetch as fetch_files,
-    publish as publish_files,
-)
-from muster.shardcast.download import RelayFault, ShardClient
-from muster.shardcast.fetcher import Progress
-from muster.shardcast.http_client import require_url
-from muster.shardcast.metrics import ShardMetrics
-from muster.shardcast.simple import check_folder, check_store, is_store, read_manifest
-from muster.shardcast.trust import trust_signer
 from muster.telemetry import setup_logging
 from muster.wallet import open_wallet
+
+if TYPE_CHECKING:
+    from muster.shardcast import ChunkStore, Manifest, Relay
+    from muster.shardcast.fetcher import Progress
+    from muster.shardcast.metrics import ShardMetrics
+
 
 PATH = click.Path(path_type=Path)
 OF_A_RUN = "a training run signs its versions for its chain: use muster model fetch, or give --root"
@@ -109,6 +101,8 @@ def publish(
     Example:
       muster shardcast publish model.safetensors --store ./origin --keystore key.json --serve
     """
+    from muster.shardcast import ChunkStore, publish as publish_files
+
     wallet = open_wallet(keystore, password_file)
     held = ChunkStore(store, keep=keep)
     manifest = publish_files(
@@ -152,6 +146,10 @@ def relay(
     Example:
       muster shardcast relay --upstream http://origin:8700 --signer 0x... --store ./relay
     """
+    from muster.shardcast import ChunkStore, Relay
+    from muster.shardcast.metrics import ShardMetrics
+    from muster.shardcast.trust import trust_signer
+
     setup_logging("relay")
     held = ChunkStore(store, keep=keep, max_bytes=max_bytes)
     trust = trust_signer(parse_account(signer))
@@ -197,6 +195,7 @@ def fetch(
     Example:
       muster shardcast fetch --relay http://relay:8700 --signer 0x... --into ./models
     """
+    from muster.shardcast import fetch as fetch_files
 
     async def run() -> Path:
         with progress_bar() as progress:
@@ -250,6 +249,9 @@ def verify(folder: Path, root: str | None) -> None:
     Example:
       muster shardcast verify policies/1/v3
     """
+    from muster.shardcast import ChunkStore
+    from muster.shardcast.simple import check_folder, check_store, is_store, read_manifest
+
     wanted = None if root is None else _root(root)
     if is_store(folder):
         findings = list(check_store(ChunkStore(folder), wanted))
@@ -295,6 +297,8 @@ def _serve_until_stopped(
     serving: dict[str, Any],
     metrics: ShardMetrics | None = None,
 ) -> None:
+    from muster.shardcast import ShardServer
+
     limits = limits_of(serving["connections_per_address"], serving["requests_per_s"])
 
     async def serve() -> None:
@@ -319,6 +323,10 @@ def _serve_until_stopped(
 
 
 async def _remote_manifests(url: str, run_id: int, token: str | None) -> list[Manifest]:
+    from muster.shardcast import Manifest
+    from muster.shardcast.download import RelayFault, ShardClient
+    from muster.shardcast.http_client import require_url
+
     client, url = ShardClient(token=token), require_url(url)
     try:
         versions = await client.versions(url, RunId(run_id))
@@ -333,6 +341,9 @@ async def _remote_manifests(url: str, run_id: int, token: str | None) -> list[Ma
 
 
 def _local_manifests(folder: Path, run_id: int) -> list[Manifest]:
+    from muster.shardcast import ChunkStore
+    from muster.shardcast.simple import is_store
+
     if not is_store(folder):
         raise ConfigError(f"{folder} is not a store", hint="give a relay's URL or its --store")
     store = ChunkStore(folder)
