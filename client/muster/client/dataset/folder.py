@@ -34,7 +34,7 @@ from pydantic import Field, TypeAdapter
 from muster.client.dataset.rows import SCHEMA
 from muster.client.dataset.selection import SelectionSettings, is_test
 from muster.lifecycle import sync_path
-from muster.lifecycle.files import whole_file
+from muster.lifecycle.files import write_durably
 from muster.protocol.encoding import canonical_json, keccak, parse_canonical_json
 from muster.protocol.errors import ConfigError, EncodingError, StorageError
 from muster.protocol.ids import Hash32
@@ -241,10 +241,7 @@ class DataFolder:
         parts = tuple(each for each in self.export.parts if each.start != part.start)
         parts = tuple(sorted((*parts, part), key=lambda each: each.start))
         self.export = replace(self.export, parts=parts)
-        with whole_file(self.path / EXPORT) as partial:
-            partial.write_bytes(self.export.to_bytes())
-            sync_path(partial)
-        sync_path(self.path)
+        write_durably(self.path / EXPORT, self.export.to_bytes())
 
     def leave_out(self, part: DataPart, overturned: Collection[int]) -> None:
         """Rewrite a part without the rows of some submissions, given by their places in the
