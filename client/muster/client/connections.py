@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from muster.api import OrchestratorApi
-from muster.chain import Chain, EventReader, RunView, find_run, follow
+from muster.chain import Chain, EventReader, RunView, find_run, follow, read_until
 from muster.chain.reader import OnChange
 from muster.client.chain_facts import HistoryView
 from muster.client.run_documents import await_orchestrator
@@ -54,6 +54,16 @@ class Connected:
     """Where policies come from."""
     relays: tuple[str, ...]
     """URLs of the run's relays."""
+
+    async def read_until(self, settings: NodeSettings, is_there: Callable[[], bool]) -> None:
+        """Read the view on while it lacks what may be on chain but unconfirmed: `read_until`."""
+        await read_until(
+            self.chain,
+            self.view,
+            is_there,
+            poll_s=settings.poll_s,
+            confirmations=settings.confirmations,
+        )
 
     async def follow(self, settings: NodeSettings, on_change: OnChange) -> None:
         """Keep the view current until cancelled."""

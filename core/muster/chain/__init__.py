@@ -32,6 +32,7 @@ from muster.chain.reader import (
     apply_poll as apply_poll,
     find_run as find_run,
     follow as follow,
+    read_until as read_until,
     read_view as read_view,
 )
 from muster.chain.send_journal import JournalStore as JournalStore, SendJournal as SendJournal

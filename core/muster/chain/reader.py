@@ -9,6 +9,7 @@ continues after them. `follow` keeps a view up to date, and survives outages of 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -55,6 +56,8 @@ _SAID_EVERY_S = 5.0
 LONGEST_PAUSE_S = 15.0
 """Longest pause between tries in an outage, in seconds."""
 _TRIES = 3
+CONFIRMED_S = 1200.0
+"""Longest time in seconds until a block counts as confirmed or finalized."""
 
 V = TypeVar("V", bound=ChainView)
 OnChange = Callable[[list[Event]], Awaitable[None]]
@@ -420,6 +423,40 @@ async def follow(
             await on_change(poll.events)
         await sleep(poll_s)
         await chain.rpc.next_block()
+
+
+async def read_until(
+    chain: LogSource,
+    view: ChainView,
+    is_there: Callable[[], bool],
+    *,
+    poll_s: float,
+    confirmations: Confirmations = 0,
+    within_s: float = CONFIRMED_S,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> None:
+    """Read a view on while it lacks something that may be on chain already, in a block that is not
+    confirmed or that the endpoint's node does not know yet.
+
+    Ends when it is there, when the block that is the newest now is read, or after `within_s`.
+    """
+    if is_there():
+        return
+    newest, read_to = from_hex(await chain.rpc.call("eth_blockNumber")), -1
+    reader = EventReader(chain, known=view.recent_blocks(), confirmations=confirmations)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            while not is_there() and read_to < newest:
+                await sleep(poll_s)
+                try:
+                    poll = await reader.poll()
+                except ChainError as error:
+                    logger.warning("the chain is not available", extra={"error": str(error)})
+                    continue
+                apply_poll(view, poll)
+                if read_to < 0 and poll.head.number < newest:
+                    logger.info("waiting for a block to be confirmed", extra={"block": newest})
+                read_to = poll.head.number
 
 
 async def read_view(chain: LogSource, view: V) -> V:

@@ -6,7 +6,7 @@ import logging
 import pytest
 from chain_fakes import FakeNode, address, deposit
 
-from muster.chain import ChainView, Event, follow
+from muster.chain import ChainView, Event, follow, read_until
 
 
 class Stopped(Exception):
@@ -131,3 +131,51 @@ async def test_follower_can_be_cancelled() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def waited_for(node: FakeNode, view: ChainView, wanted: int, naps: Naps) -> None:
+    """Read until somebody's stake is there, two blocks behind the head."""
+
+    def is_there() -> bool:
+        return address(wanted) in stakers(view)
+
+    await read_until(node, view, is_there, poll_s=1.0, confirmations=2, sleep=naps)
+
+
+async def test_what_is_not_confirmed_yet_is_waited_for() -> None:
+    node, view = FakeNode(), ChainView()
+    node.mine(deposit(1))
+    await waited_for(node, view, 1, Naps(node.mine, node.mine))
+    assert stakers(view) == [address(1)]
+    # What is there needs no block and no pause.
+    await waited_for(node, view, 1, Naps())
+
+
+async def test_what_is_in_no_block_is_waited_for_until_the_newest_is_confirmed() -> None:
+    node, view = FakeNode(), ChainView()
+    node.mine(deposit(1))
+    naps = Naps(node.mine, node.mine, node.mine)
+    await waited_for(node, view, 2, naps)
+    assert len(naps.pauses) == 2
+    assert stakers(view) == [address(1)]
+
+
+async def test_an_outage_ends_no_waiting() -> None:
+    node, view = FakeNode(), ChainView()
+    node.mine(deposit(1))
+
+    def fail() -> None:
+        node.failures = [OSError()]
+        node.mine()
+        node.mine()
+
+    naps = Naps(fail, None)
+    await waited_for(node, view, 1, naps)
+    assert len(naps.pauses) == 2
+
+
+async def test_a_chain_that_stands_still_is_not_waited_for_for_ever() -> None:
+    node, view = FakeNode(), ChainView()
+    node.mine(deposit(1))
+    await read_until(node, view, lambda: False, poll_s=0.0, confirmations=2, within_s=0.01)
+    assert stakers(view) == []

@@ -56,6 +56,9 @@ async def run_validator(
     with OutcomeJournal(settings.state_dir) as journal:
         async with connect(settings, account) as connected, FileDecoder() as decoder:
             # Checked before the model is loaded, which may take minutes.
+            await connected.read_until(
+                settings, lambda: account.address in connected.run.validators
+            )
             require_seat(connected.run, account.address)
             await warn_of_little(connected.chain, settings.run, account.address)
             folder = settings.state_dir / TASK_SETS

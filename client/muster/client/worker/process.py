@@ -51,7 +51,11 @@ async def run_worker(
             Sources(connected.relays) as rooms,
         ):
             # Checked before the model is loaded, which may take minutes.
-            require_good_standing(connected.view, settings.run, settings.worker, node.address)
+            view, run = connected.view, settings.run
+            await connected.read_until(
+                settings, lambda: view.member(run, settings.worker) is not None
+            )
+            require_good_standing(view, run, settings.worker, node.address)
             folder = settings.state_dir / TASK_SETS
             rules = await fetch_rules(connected.api, connected.run.config, folder)
             require_fit(rules.recipe, rules.calibration, settings)
