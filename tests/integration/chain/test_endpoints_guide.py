@@ -67,7 +67,8 @@ def test_the_demo_keeps_its_promises_through_a_public_endpoint(tmp_path: Path) -
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "BROKEN" not in done.stdout
-    assert len(re.findall(r"^kept ", done.stdout, re.M)) == 10
+    # Whether the killed worker came back is asked only if steps were left.
+    assert len(re.findall(r"^kept ", done.stdout, re.M)) in (10, 11)
     assert re.search(r"^ *reorganisations +[1-9]", done.stdout, re.M)
 
 
