@@ -89,6 +89,10 @@ def test_third_party_s_honest_verifier_is_admitted(
     assert found.is_admitted, found.summary()
 
 
+FIRST = "__import__('os').environ['PYTHONHASHSEED'] == '1'"
+"""True in one of the two processes."""
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
@@ -104,6 +108,8 @@ def test_third_party_s_honest_verifier_is_admitted(
         ("return Graded(float('nan'))", "gold does not score 1"),
         ("return Graded((hash('some text') % 1000) / 1000)", "two processes disagree"),
         ("import os; return Graded((os.getpid() % 1000) / 1000)", "two processes disagree"),
+        (f"return Graded(float(is_right), is_repeatable={FIRST})", None),
+        (f"return Graded(float(is_right and {FIRST}))", "two processes disagree"),
         ("import os; os._exit(3)", "hangs"),
         ("print('chatter ' * 9999)", None),
         ("import sys; sys.stdin.read(0); print('{}', flush=True)", None),
