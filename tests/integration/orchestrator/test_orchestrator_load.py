@@ -40,6 +40,9 @@ def test_bench_finds_every_request_in_both_databases() -> None:
 def test_memory_is_flat_under_steady_load() -> None:
     words = ("--seconds", str(SOAK_S), "--rate", "100")
     shown = run("orchestrator_soak", *words, timeout_s=4 * SOAK_S + 600)
+    uploads = re.search(r"requests, ([\d,]+) uploads", shown)
+    assert uploads is not None, shown
+    assert int(uploads[1].replace(",", "")) > 5 * SOAK_S / 10, shown
     settled = re.search(r"settled: ([+-][\d.]+) MB of ([\d.]+) allowed", shown)
     assert settled is not None, shown
     assert float(settled[1]) < float(settled[2]), shown
