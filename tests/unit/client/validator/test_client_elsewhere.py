@@ -84,7 +84,7 @@ async def test_sources_that_hang_do_not_hold_up_a_validator(
 async def test_what_hangs_for_long_is_given_up_and_left_alone_for_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("muster.client.validator.batches.LONGEST_S", 0.01)
+    monkeypatch.setattr("muster.client.validator.batches.LONGEST_S", 0.2)
     seconds = [0.0]
 
     def hang(_: httpx.Request) -> httpx.Response:
