@@ -11,9 +11,8 @@ from hypothesis import given, strategies as st
 from muster.chain import LeasedWork, Offence, RunConfig, RunTerms
 from muster.chain.abi import CONTRACTS, EventTable, snake_case
 from muster.chain.conversion import from_abi
-from muster.chain.structs import SlashSubject
+from muster.chain.structs import CommittedWork, SlashSubject
 from muster.protocol.errors import EncodingError
-from muster.protocol.messages import Submission
 
 TABLE = EventTable(DEPLOYMENT.contracts)
 BLOCK = Block(7, b"\x07" * 32, 1234)
@@ -29,14 +28,14 @@ def subject(run_id: int, owner: str, offence: int, *rest: int) -> SlashSubject:
     return from_abi(SlashSubject, (run_id, owner, offence % len(Offence), *rest))
 
 
-STRUCTS: dict[tuple[str, str], Any] = {
-    ("config", "tuple"): lambda *values: from_abi(RunConfig, values),
-    ("submission", "tuple"): Submission,
-    ("terms", "tuple"): RunTerms,
-    ("verdict", "tuple"): subject,
-    ("work", "tuple"): lambda *values: from_abi(LeasedWork, values),
+STRUCTS: dict[str, Any] = {
+    "CommittedWork": lambda *values: from_abi(CommittedWork, values),
+    "LeasedWork": lambda *values: from_abi(LeasedWork, values),
+    "RunConfig": lambda *values: from_abi(RunConfig, values),
+    "Terms": RunTerms,
+    "Verdict": subject,
 }
-"""Strategies by name and type: `terms` is a number in some events."""
+"""Makers of structs, by their names in Solidity."""
 
 
 @st.composite
@@ -47,8 +46,10 @@ def emitted(draw: st.DrawFn) -> tuple[str, str, dict[str, Any]]:
     for parameter in entry["inputs"]:
         name = snake_case(parameter["name"])
         value = draw(values_of(collapse_if_tuple(parameter)))
-        struct = STRUCTS.get((name, parameter["type"]))
-        args[name] = value if struct is None else struct(*value)
+        is_struct = parameter["type"] == "tuple"
+        args[name] = (
+            STRUCTS[parameter["internalType"].rpartition(".")[2]](*value) if is_struct else value
+        )
     return contract, entry["name"], args
 
 
