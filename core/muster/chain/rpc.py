@@ -406,6 +406,16 @@ def from_hex(value: Any) -> int:
     return int(value, 16)
 
 
+def nonce_from_hex(value: Any) -> int:
+    """Return an account's nonce, below the 2^63 that the journal of transactions can store; raises
+    ChainUnreachable for anything else. EIP-2681 limits it to 64 bits.
+    """
+    nonce = from_hex(value)
+    if nonce >= 1 << 63:
+        raise garbled(f"{value} is no nonce")
+    return nonce
+
+
 def hash_from_hex(value: Any) -> Hash32:
     """Return 32 bytes; raises ChainUnreachable for anything else."""
     if not isinstance(value, str) or _HASH.fullmatch(value) is None:

@@ -36,7 +36,15 @@ from muster.chain.outgoing import (
     purpose_of,
     refusal_of,
 )
-from muster.chain.rpc import Rpc, from_hex, garbled, hash_from_hex, is_revert, member
+from muster.chain.rpc import (
+    Rpc,
+    from_hex,
+    garbled,
+    hash_from_hex,
+    is_revert,
+    member,
+    nonce_from_hex,
+)
 from muster.chain.send_journal import Action, ActionState, Inclusion, SendJournal
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import hex0x
@@ -262,7 +270,7 @@ class TransactionSender:
             raise nonce
         return UnsignedTransaction(
             chain_id=self._chain_id,
-            nonce=await self._next_nonce(from_hex(nonce)),
+            nonce=await self._next_nonce(nonce_from_hex(nonce)),
             to=to,
             data=data,
             gas=int(from_hex(gas) * self._policy.gas_margin),
@@ -404,13 +412,15 @@ class TransactionSender:
         mined = [receipt for receipt in receipts if receipt is not None]
         return _Look(
             receipt=mined[0] if mined else None,
-            standing=from_hex(count) - action.nonce,
+            standing=nonce_from_hex(count) - action.nonce,
             is_known=any(answers[len(hashes) :]),
         )
 
     async def _taken_back(self) -> list[Action]:
         """Return the actions that were settled in blocks no longer on the chain, by nonce."""
-        count = from_hex(await self._rpc.call("eth_getTransactionCount", self.address, "latest"))
+        count = nonce_from_hex(
+            await self._rpc.call("eth_getTransactionCount", self.address, "latest")
+        )
         settled = await self._journal.settled_from(count)
         return [action for action in settled if await self._is_undone(action)]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from chain_fakes import FakeNode, address, deposit, encode_log
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 from sender_fakes import TO, Pool
 
 from muster.chain import BlockId, ChainView, Event, EventReader, apply_poll
@@ -216,6 +216,8 @@ async def test_reader_lives_through_any_member_of_a_log(name: str, garbage: Any)
 
 
 @given(method=st.sampled_from(SENT), garbage=JSON, nth=st.integers(0, 2))
+@example("eth_getTransactionCount", hex(1 << 63), 0)
+@example("eth_getTransactionCount", hex(1 << 63), 1)
 async def test_sender_lives_through_any_answer(method: str, garbage: Any, nth: int) -> None:
     pool, asked = Pool(), [0]
 
