@@ -23,7 +23,6 @@ from pydantic import (
 )
 
 from muster.chain.abi import CONTRACTS
-from muster.lifecycle.files import write_durably
 from muster.protocol.documents import first_fault
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Address, to_address
@@ -111,5 +110,9 @@ def parse_deployment(text: str) -> Deployment:
 def save_deployment(directory: Path, deployment: Deployment) -> Path:
     """Write a deployment to its file atomically, and return the path."""
     path = deployment_path(directory, deployment.chain_id)
-    write_durably(path, json.dumps(asdict(deployment), indent=2).encode() + b"\n")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Several processes of a machine may save the same deployment at the same time.
+    fresh = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    fresh.write_text(json.dumps(asdict(deployment), indent=2) + "\n")
+    fresh.replace(path)
     return path

@@ -14,7 +14,9 @@ from muster.protocol.errors import StorageError
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """Yield a temporary path; its file replaces `path` atomically, and then survives a power
-    failure. Raises StorageError, and leaves no partial file, when the write fails.
+    failure. Raises StorageError, and leaves no partial file, when the write fails. Only one process
+    may write a path at a time: the temporary path is always the same, so that a killed process
+    leaves at most one file.
     """
     partial = path.with_name(f".{path.name}.partial")
     try:
