@@ -43,8 +43,8 @@ class Anvil:
     STILL_S = 100_000
     """The block time of a chain that mines only for transactions.
 
-    Reorganise only such a chain: `anvil_reorg` works in steps, and a block that is mined between
-    them leaves a hole in the chain.
+    Reorganise and revert only such a chain: `anvil_reorg` and `evm_revert` work in steps, and a
+    block that is mined between them leaves a hole in the chain.
     """
 
     def __init__(

@@ -291,7 +291,7 @@ async def one_more_batch(net: Scenario, index: int) -> None:
 
 
 async def test_history_that_was_rewritten_is_seen_by_who_kept_a_dump(tmp_path: Path) -> None:
-    async with network() as net:
+    async with network(block_time_s=Anvil.STILL_S) as net:
         await play(net)
         before = await net.rpc.call("evm_snapshot")
         await one_more_batch(net, 7)
