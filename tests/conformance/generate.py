@@ -61,7 +61,13 @@ from muster.protocol.messages import (
     Verdict,
     pack_records,
 )
-from muster.protocol.schedule import batch_seed, draw_order, is_reaudited, place_of_history
+from muster.protocol.schedule import (
+    batch_seed,
+    draw_order,
+    is_reaudited,
+    order_of_batch,
+    place_of_history,
+)
 from muster.protocol.seeds import (
     Purpose,
     draw,
@@ -568,10 +574,15 @@ REAUDITS_SHOWN = 256
 
 
 def schedule_case(batch_id: int, validators: int) -> dict[str, Any]:
-    """Return the order of a batch's validators, and which of many batches are re-audited."""
+    """Return the order of a batch's validators, at its commitment and later, and which of many
+    batches are re-audited.
+    """
     beacon, root = keccak(b"block of batch %d" % batch_id), keccak(b"root %d" % batch_id)
     seed = batch_seed(beacon, RunId(7), batch_id, root)
     seated = [to_address(keccak(b"validator %d" % i)[12:]) for i in range(validators)]
+    # One has left since, and three took their seats.
+    newcomers = [to_address(keccak(b"newcomer %d" % i)[12:]) for i in range(3)]
+    seated_now = [*seated[1:], *newcomers]
     many = [(i, batch_seed(beacon, RunId(7), i, root)) for i in range(REAUDITS_SHOWN)]
     return {
         "run_id": 7,
@@ -581,6 +592,8 @@ def schedule_case(batch_id: int, validators: int) -> dict[str, Any]:
         "seed": hex0x(seed),
         "seated": seated,
         "order": list(draw_order(seed, seated)),
+        "seated_now": seated_now,
+        "order_now": list(order_of_batch(seed, seated, seated_now)),
         "history_places": [place_of_history(seed, count) for count in range(1, 17)],
         "reaudited": [i for i, each in many if is_reaudited(each)],
     }

@@ -172,7 +172,11 @@ def test_schedule_is_what_other_libraries_draw(case: dict[str, Any]) -> None:
         foreign_hash(["bytes32", "uint256", "address"], [seed, 1, validator]): validator
         for validator in case["seated"]
     }
-    assert [drawn[name] for name in sorted(drawn)] == case["order"]
+    order = [drawn[name] for name in sorted(drawn)]
+    assert order == case["order"]
+    stay = [validator for validator in order if validator in case["seated_now"]]
+    since = [validator for validator in case["seated_now"] if validator not in order]
+    assert stay + since == case["order_now"]
     place = int.from_bytes(foreign_hash(["bytes32", "uint256"], [seed, 2])[:8], "big")
     assert [place % count for count in range(1, 17)] == case["history_places"]
     shares = (foreign_hash(["bytes32", "uint256"], [seed_of(i), 0])[:8] for i in range(256))
