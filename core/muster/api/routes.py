@@ -56,7 +56,11 @@ Count = Annotated[int, Field(ge=0, lt=1 << 32)]
 
 
 class Body(BaseModel):
-    """Base of JSON bodies. Values that a database, a terminal or JSON cannot hold are refused."""
+    """Base of JSON bodies. Values that a database, a terminal or JSON cannot hold are refused.
+
+    An orchestrator of an earlier version refuses unknown fields: give a new field a default, and
+    send it only where it is set (the client leaves out fields that were not).
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -194,7 +194,8 @@ class Verifier:
     version: str
     """Version; it must change whenever any score changes."""
     grade: Grader
-    """The grading function."""
+    """The grading function. It ends in bounded time for any text: code that can hang runs in a
+    process with a deadline, since nothing interrupts a thread."""
     sources: tuple[str, ...]
     """Modules and packages whose source determines scores; their bytes are hashed."""
     requires: tuple[str, ...] = ()

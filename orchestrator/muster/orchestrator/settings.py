@@ -53,7 +53,9 @@ class OrchestratorSettings(Settings):
     origin: str = ""
     """URL at which the trainer serves policy weights."""
     relays: tuple[str, ...] = ()
-    """URLs of relays that mirror the origin."""
+    """URLs of relays that mirror the origin. Nodes fetch policies from them, put files of cases
+    into their rooms, and name them on chain as sources; at a run's end the trainer waits until they
+    have the last version."""
     evaluators: tuple[EvaluatorAddress, ...] = ()
     """Addresses that may report evaluations besides the run's owner and its trainer."""
     tokenizer: Path | None = None

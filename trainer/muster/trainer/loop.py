@@ -18,12 +18,12 @@ One rollout, from task to payment (docs/architecture.md):
 Step s reads the next accepted records of the training stream, turns verified rewards into
 advantages, takes the GRPO steps against the policies that sampled, and makes policy version s.
 Weights, optimiser, generators and cursor are one checkpoint, complete before version s is
-published, so:
+published (its chunks stored, then its root anchored on chain), so:
 
     killed before it is complete  the step is taken again from the same records: the same version s
-    killed before the publish     version s is published at the next start, from its folder; so is
+    killed before it is anchored  version s is published at the next start, from its folder; so is
                                   version s - 1 if it was still on its way
-    killed after the publish      the chain has it already, with the same root: nothing to do
+    killed after it is anchored   the chain has it already, with the same root: nothing to do
     reorganisation removed it     the version is anchored again
     newest checkpoint damaged     the step is taken again from the one before, also when the chain
                                   has version s already: it is made again, with the same root
@@ -90,7 +90,7 @@ class Parts:
     learner: Learner | SiteLearner
     """The policy in training; with several sites, in step with theirs."""
     shelf: PolicyShelf
-    """Published policies on disk, among them always the base model."""
+    """Policy versions on disk, published or not yet, among them always the base model."""
     checkpoints: Checkpoints
     """State that survives the process."""
     buffer: FileBuffer

@@ -10,9 +10,10 @@
   collect   takes its fee if its ruling prevailed, and has those at fault fined
 
 The next step follows from the chain and the journal alone, so a juror that was killed between any
-two steps resumes. An absent juror is slashed: if file, ticket or policy is not available in time,
-it votes "not seen". Judging runs beside the other steps, and several cases are judged at the same
-time: a case whose sources are slow does not delay others.
+two steps resumes. An absent juror can be fined, by whoever asks for it (`collect` of the others
+does): if file, ticket or policy is not available in time, it votes "not seen". Judging runs beside
+the other steps, and several cases are judged at the same time: a case whose sources are slow does
+not delay others.
 
 A vote is decided once and never changed: another decision on the same case would leave a commitment
 that nobody can reveal, which costs stake. The progress of a vote is on chain.

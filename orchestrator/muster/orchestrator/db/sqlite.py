@@ -1,4 +1,6 @@
-"""A SQLite file, owned by one process.
+"""A SQLite file, owned by one process: the one that holds the lock on the journal of transactions,
+which is in the files folder (`muster.chain.send_journal.SqliteStore`). Nothing keeps a process with
+another files folder from this file.
 
 SQLite has one writer at a time, so all writers queue for one lock, which does not block a thread.
 Statements run on the event loop: writers do not sync or checkpoint, so a write copies a few pages,

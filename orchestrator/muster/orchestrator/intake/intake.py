@@ -1,7 +1,8 @@
 """Intake: checks a submission at the door and keeps its file. Never parses the file.
 
-Step 6 of one rollout. A slot accepts one submission. Repeating it is harmless; another one is
-refused, and its signature is kept as evidence, see `doubles`.
+Step 6 of one rollout. A slot accepts one submission. Repeating it is harmless. Another one is
+refused, and its worker is slashed for it once one of the two is judged: `doubles` keeps both
+signatures, and `muster.orchestrator.loop.report` takes them to the court of faults.
 """
 
 from __future__ import annotations

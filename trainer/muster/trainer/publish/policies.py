@@ -1,6 +1,7 @@
-"""Policy folders on the trainer's disk: what was published, exactly as workers receive it.
+"""Policy folders on the trainer's disk: versions exactly as workers receive them.
 
-The trainer recomputes behaviour log-probabilities from them, publishes from them, and finds them
+A folder appears before its version is published, and stays after a crash between the two. The
+trainer recomputes behaviour log-probabilities from them, publishes from them, and finds them
 after a restart. Layout: `<folder>/<version>/`, each a complete model folder that appears
 atomically.
 
