@@ -1,9 +1,7 @@
 """Verdicts and their reasons: numbers, meanings, and advice for the worker.
 
-A new reason is one member here, a place in those of the sets below that it belongs to, a row in
-docs/protocol.md section 8, and a check that gives it (`muster.client.validator.checks`). Contracts
-know reasons by number: a single failure proves a Fraud with 30 to 59 (`OutcomeRecordLib.isExact`,
-`muster.protocol.jury`).
+Its number fixes what a reason can lead to, here and in contracts (`OutcomeRecordLib.isExact`,
+`muster.protocol.jury`). docs/reading.md says what a new reason needs.
 """
 
 from __future__ import annotations

@@ -20,24 +20,31 @@ NAMED = [
 
 
 def names_of(path: Path) -> set[str]:
-    """Return what a module or a contract defines: functions, classes, methods, constants."""
+    """Return what a module or a contract defines: functions, structs, classes, methods, fields,
+    constants.
+    """
     if path.suffix == ".sol":
-        return {"", *re.findall(r"\bfunction (\w+)", path.read_text())}
+        return {"", *re.findall(r"\b(?:function|struct) (\w+)", path.read_text())}
     found = {""}
     for node in ast.parse(path.read_text()).body:
         match node:
             case ast.FunctionDef(name) | ast.AsyncFunctionDef(name):
                 found.add(name)
             case ast.ClassDef(name, body=body):
-                methods = [
-                    each.name
-                    for each in body
-                    if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
-                ]
-                found |= {name, *(f"{name}.{method}" for method in methods)}
+                inside = [_name_of(each) for each in body]
+                found |= {name, *(f"{name}.{each}" for each in inside if each)}
             case ast.Assign(targets=[ast.Name(name)]) | ast.AnnAssign(target=ast.Name(name)):
                 found.add(name)
     return found
+
+
+def _name_of(member: ast.stmt) -> str | None:
+    match member:
+        case ast.FunctionDef(name) | ast.AsyncFunctionDef(name):
+            return name
+        case ast.AnnAssign(target=ast.Name(name)):
+            return name
+    return None
 
 
 @pytest.mark.parametrize(("file", "name"), NAMED)
