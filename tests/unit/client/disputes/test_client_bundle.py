@@ -10,9 +10,11 @@ import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from worlds.client_chain import make_batch, make_view
 from worlds.client_world import (
     BEACON,
     CALIBRATION,
@@ -28,6 +30,7 @@ from worlds.client_world import (
     VALIDATOR_KEY,
     VERSION,
     HashEngine,
+    make_claim,
     make_entry,
     make_submission,
     make_ticket,
@@ -40,6 +43,7 @@ from muster.client.disputes.bundle import (
     Contents,
     Evidence,
     PolicyFacts,
+    facts_of,
     write_bundle,
 )
 from muster.client.disputes.bundle_checks import BundleCheck, CheckAnswer, is_borne_out
@@ -371,3 +375,15 @@ def test_a_bundle_about_another_submission_is_refused(case: Case) -> None:
         require_about(case.evidence, name)
     with pytest.raises(ConfigError, match="is about submission 12:0"):
         require_about(case.evidence, "12:1")
+
+
+def test_facts_have_the_quorum_of_the_terms_that_the_batch_was_committed_under() -> None:
+    run = make_view().runs[RUN]
+    run.config.recipe_hash = run.config.calibration_hash = run.config.task_set_hash = ZERO
+    run.config.terms.quorum = 3
+    run.terms = [SimpleNamespace(quorum=2), run.config.terms]
+    ticket = make_ticket()
+    claim = make_claim(make_submission(ticket, []), ticket)
+    batch = replace(make_batch(1, [claim.submission]), records_hash=ZERO)
+    found = [facts_of(run, replace(batch, terms=terms), claim, DOMAIN) for terms in (1, 2)]
+    assert [facts.quorum for facts in found] == [2, 3]

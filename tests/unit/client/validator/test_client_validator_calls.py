@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     run = opened.view.runs[RUN]
     run.validators = [ME, *OTHERS]
     run.seats = {validator: 1 << seat for seat, validator in enumerate(run.validators)}
-    run.config.terms.quorum = 2
+    run.terms = [SimpleNamespace(quorum=2)]
     yield opened
     opened.close()
 
@@ -61,6 +62,17 @@ async def test_first_of_the_order_judge_and_the_others_do_not(bench: Bench) -> N
     for place in range(9):
         put_at(bench, place + 1, place)
     assert await due(bench) == [1, 2]
+
+
+async def test_batch_keeps_the_quorum_of_the_terms_that_it_was_committed_under(
+    bench: Bench,
+) -> None:
+    run = bench.view.runs[RUN]
+    run.terms.append(SimpleNamespace(quorum=1))
+    run.config.terms.quorum = 1
+    for batch_id, terms in ((1, 1), (2, 2)):
+        put_at(bench, batch_id, 1).terms = terms
+    assert await due(bench) == [1]
 
 
 async def test_called_batches_are_judged_and_handed_over(bench: Bench) -> None:
