@@ -1,7 +1,8 @@
 """The engine's measurements of a submission's rows for checks 6 and 7: proofs against hidden
 states, tokens against noise.
 
-Axes: T completion tokens, S shares of a row in fingerprinted blocks.
+Axes: T completion tokens; N those that the model sampled, at `sampled_places`: replies of an
+environment were not sampled; S shares of a row in fingerprinted blocks.
 """
 
 from __future__ import annotations
@@ -29,10 +30,9 @@ class Replay:
     chunks: tuple[ChunkResult, ...]
     """Comparison of each proof with the hidden states."""
     margins: npt.NDArray[np.float32]
-    """[T]: how far each token that the model sampled is below the replayed maximum, in logits / T.
-    Replies of an environment were not sampled."""
+    """[N]: how far each sampled token is below the replayed maximum, in logits / temperature."""
     ends: npt.NDArray[np.bool_]
-    """[T]: whether an EOS was chosen or expected."""
+    """[N]: whether an EOS was chosen or expected there."""
     tokens: tuple[tuple[int, ...], tuple[int, ...]]
     """Prompt and completion; samples equal in both have the same hidden states."""
     flips: tuple[Flip, ...] = ()
