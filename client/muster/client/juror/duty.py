@@ -11,9 +11,9 @@
 
 The next step follows from the chain and the journal alone, so a juror that was killed between any
 two steps resumes. An absent juror can be fined, by whoever asks for it (`collect` of the others
-does): if file, ticket or policy is not available in time, it votes "not seen". Judging runs beside
-the other steps, and several cases are judged at the same time: a case whose sources are slow does
-not delay others.
+does): if file, ticket or policy is not available in time, it votes "not seen". Each case goes on by
+itself: one whose sources are slow, or whose transaction is not mined for minutes, does not delay
+others. The sender puts the transactions in order.
 
 A vote is decided once and never changed: another decision on the same case would leave a commitment
 that nobody can reveal, which costs stake. The progress of a vote is on chain.
@@ -235,6 +235,7 @@ class JurorDuty:
         self.context = context
         self._time = ChainClock(context.chain, context.clock)
         self._steps = Steps(context.clock, retry_s=RETRY_S, overtaken=_OVERTAKEN)
+        self._acting: set[asyncio.Task[None]] = set()
         self._judging: dict[Hash32, asyncio.Task[None]] = {}
         self._begun: dict[Hash32, float] = {}
         self._over: set[Hash32] = set()
@@ -246,14 +247,21 @@ class JurorDuty:
                 await self.serve()
                 await asyncio.sleep(self.context.poll_s)
         finally:
-            for judging in self._judging.values():
-                judging.cancel()
-            await asyncio.gather(*self._judging.values(), return_exceptions=True)
+            begun = [*self._acting, *self._judging.values()]
+            for task in begun:
+                task.cancel()
+            await asyncio.gather(*begun, return_exceptions=True)
 
     async def serve(self) -> None:
-        """Take all steps that are possible now."""
-        await self._clear_up()
-        cases = [case for case in self.context.view.cases.values() if not case.closed]
+        """Begin all steps that are possible now; raises what an earlier step did not survive."""
+        for task in [each for each in self._acting if each.done()]:
+            self._acting.remove(task)
+            task.result()
+        # Votes first: they have deadlines, and the sender takes transactions in turn.
+        await self._serve_open([c for c in self.context.view.cases.values() if not c.closed])
+        self._clear_up()
+
+    async def _serve_open(self, cases: Sequence[CaseView]) -> None:
         if not cases:
             return
         try:
@@ -274,12 +282,20 @@ class JurorDuty:
             if step is DutyStep.JUDGE:
                 unjudged.append(case)
             elif step is not None:
-                await self._try(case, step, partial(acts[step], case))
+                self._begin(case, step, partial(acts[step], case))
         self._begin_to_judge(unjudged, at)
+
+    async def acted(self) -> None:
+        """Wait for the steps that were begun, except for judging."""
+        await asyncio.gather(*self._acting)
 
     async def judged(self) -> None:
         """Wait for the cases that are being judged."""
         await asyncio.gather(*self._judging.values())
+
+    def _begin(self, case: CaseView, step: DutyStep, act: Callable[[], Awaitable[Any]]) -> None:
+        if self._steps.is_due(case.case_id, _named(step)):
+            self._acting.add(asyncio.create_task(self._try(case, step, act)))
 
     def _begin_to_judge(self, cases: Sequence[CaseView], at: Moment) -> None:
         """Begin to judge the cases that are due, first those that were begun longest ago."""
@@ -297,7 +313,7 @@ class JurorDuty:
                 self._try(case, DutyStep.JUDGE, partial(self.decide, case, at))
             )
 
-    async def _clear_up(self) -> None:
+    def _clear_up(self) -> None:
         """In closed cases that it judged, take the fees and have those at fault fined."""
         for case in list(self.context.view.cases.values()):
             name, juror = case.case_id, self.context.juror
@@ -306,7 +322,7 @@ class JurorDuty:
             if juror not in fees_due(case) and not penalties_of(self.context.view, case):
                 self._over.add(name)
             else:
-                await self._try(case, DutyStep.COLLECT, partial(self.collect, case))
+                self._begin(case, DutyStep.COLLECT, partial(self.collect, case))
 
     async def moment(self) -> Moment:
         """Return the chain's height and clock; between blocks the clock advances with ours."""

@@ -153,6 +153,9 @@ class Court:
     drawn: tuple[Address, ...] = (ME,)
     error: ChainError | None = None
     label: str = ""
+    unmined: set[Hash32] = field(default_factory=set)
+    """Cases whose commitments are sent and never mined."""
+    has_waited: asyncio.Event = field(default_factory=asyncio.Event)
 
     def point(self) -> None:
         """A moment at which the process may be killed."""
@@ -190,6 +193,9 @@ class Court:
         self.point()
 
     async def commit_vote(self, case_id: Hash32, commitment: Hash32) -> None:
+        if case_id in self.unmined:
+            self.has_waited.set()
+            await asyncio.Event().wait()
         if self._send("commit"):
             assert (case_id, ME in self.case.commitments) == (self.case.case_id, False)
             self.case.commitments[ME] = commitment
@@ -294,6 +300,7 @@ class Courtroom:
     async def serve(self, rounds: int = 1) -> None:
         for _ in range(rounds):
             await self.duty.serve()
+            await self.duty.acted()
             await self.duty.judged()
             self.seconds += 3
 
@@ -377,6 +384,7 @@ async def test_slow_case_makes_no_other_late(room: Courtroom) -> None:
     other = make_case(case_id=keccak(b"other"), number=5)
     room.view.cases[other.case_id] = room.court.case = other
     await room.duty.serve()
+    await room.duty.acted()
     assert room.court.sent == ["draw"]
     running = asyncio.ensure_future(room.duty.run())
     await asyncio.sleep(0)
@@ -416,6 +424,40 @@ async def test_case_that_takes_long_each_time_leaves_the_place_to_others(
     await room.serve(2)
     assert room.journal.find(other.case_id, ME, 5) is not None
     assert room.journal.find(LEAF, ME, 4) is None
+
+
+async def test_transaction_that_is_not_mined_makes_no_other_case_s_vote_late(
+    room: Courtroom,
+) -> None:
+    """The other vote can be revealed only after the transaction began to hang."""
+    room.journal.record(make_vote())
+    name = keccak(b"other")
+    vote = room.journal.record(make_vote(case_id=name, number=5))
+    other = make_case(case_id=name, number=5, jurors=(ME, PEER))
+    other.commitments[ME] = vote.commitment()
+    room.case.jurors, room.view.cases[name], room.court.case = (ME,), other, other
+    room.court.unmined.add(LEAF)
+    running = asyncio.ensure_future(room.duty.run())
+    async with asyncio.timeout(20):
+        await room.court.has_waited.wait()
+        other.commitments[PEER] = keccak(b"c")
+        while ME not in other.votes:
+            await asyncio.sleep(0.001)
+    running.cancel()
+    await asyncio.wait([running])
+    assert room.court.sent == ["reveal"]
+
+
+async def test_step_that_fails_for_no_known_reason_ends_the_juror(
+    room: Courtroom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(_case_id: Hash32) -> None:
+        raise RuntimeError("a fault of the program")
+
+    monkeypatch.setattr(room.court, "draw", fail)
+    with pytest.raises(RuntimeError, match="a fault of the program"):
+        async with asyncio.timeout(20):
+            await room.duty.run()
 
 
 @pytest.mark.parametrize("point", range(10))
