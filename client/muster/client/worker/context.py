@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from muster.inference.engine import Progress
 from muster.protocol.eip712 import digest, sign
-from muster.protocol.errors import TaskError
+from muster.protocol.errors import ConfigError, TaskError
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
 from muster.protocol.messages import Ticket
 
@@ -199,6 +199,8 @@ class Held:
         """Held during a lease request: two simultaneous requests would get the same ticket."""
         self.lease_s: float | None = None
         """Seconds from the last lease to its deadline; None before the first."""
+        self.fault: ConfigError | None = None
+        """Why the node must sign nothing more; None while it may."""
 
 
 @dataclass(frozen=True, slots=True)

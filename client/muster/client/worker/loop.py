@@ -87,6 +87,10 @@ _PASSING = frozenset({"ticket_unknown", "worker_not_active"})
 has read the chain after a reorganisation. It will give out the slot again, and only the signed
 submission may fill it, so that is kept.
 """
+_SLOT_TAKEN = "slot_taken"
+"""The refusal of work for a slot that has other work with a signature of this worker's node. Two
+signed submissions for one slot are a fraud that anybody who has both can prove.
+"""
 
 SLOW_PAUSE_S, LONGEST_SLOW_PAUSE_S = 10.0, 3600.0
 """Shortest and longest pause in seconds of a machine that is too slow for the run's tickets."""
@@ -296,6 +300,8 @@ class WorkerLoop:
     async def work_once(self) -> float:
         """Work on at most one ticket; return how many seconds to wait before the next."""
         held = self.context.held
+        if held.fault is not None:
+            return self._idle()
         if pause := self._pause_of_slowness():
             return pause
         async with held.asking:
@@ -546,6 +552,9 @@ class WorkerLoop:
 
     async def submit(self, ticket: Ticket, rollouts: list[Rollout]) -> None:
         """Journal, sign and upload the rollouts, unless their time is over."""
+        if self.context.held.fault is not None:
+            logger.warning("ticket left to lapse, nothing more is signed", extra=_fields(ticket))
+            return
         if await self._has_lapsed(ticket):
             # The machine slept or is too slow. Unsigned work can be leased again.
             logger.warning("ticket left to lapse, its time is over", extra=_fields(ticket))
@@ -593,6 +602,9 @@ class WorkerLoop:
             try:
                 await self.context.api.submit(submission, signature, data)
             except ApiError as error:
+                if error.code == _SLOT_TAKEN:
+                    self._drop(signed)
+                    return
                 if error.status in _LASTING_REFUSALS:
                     fields = {**_fields(signed.ticket), "code": error.code, "error": str(error)}
                     logger.warning("submission refused", extra=fields)
@@ -610,6 +622,24 @@ class WorkerLoop:
                 extra={**_fields(signed.ticket), "units": submission.units},
             )
             return
+
+    def _drop(self, signed: SignedSubmission) -> None:
+        """Never show a submission again whose slot has another one, and sign nothing more: the
+        journal lacks signatures of this node."""
+        ticket = signed.ticket
+        fault = ConfigError(
+            f"this node signed two submissions for step {ticket.step}, index {ticket.index}: the "
+            "orchestrator has the other one, and this one is dropped",
+            hint="stop any other process that uses the node's key, or put the newest --state-dir "
+            "back if this one is an old copy; then start again",
+        )
+        logger.error(
+            "the journal lacks signatures of this node",
+            extra={**_fields(ticket), "error": str(fault), "hint": fault.hint},
+        )
+        self.context.held.fault = fault
+        # Not in a thread: the duty against silence must not submit it in between.
+        self.context.journal.finish(signed, _SLOT_TAKEN)
 
     async def _give_up(self, signed: SignedSubmission, said: str) -> None:
         """Leave a submission that the orchestrator refused to `silence`, if there is one."""
@@ -716,8 +746,10 @@ class WorkerLoop:
     # Standing and heartbeats
 
     def require_good_standing(self) -> None:
-        """Raise MusterError when this node may not work, by the chain."""
+        """Raise MusterError when this node may not work, by the chain or by its journal."""
         context = self.context
+        if context.held.fault is not None:
+            raise context.held.fault
         require_good_standing(context.view, context.run_id, context.worker, self._node)
 
     async def _require_good_standing(self) -> None:

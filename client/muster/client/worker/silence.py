@@ -298,6 +298,8 @@ class SilenceDuty:
 
     async def _serve_work(self, signed: SignedSubmission, own: BatchView | None, at: float) -> None:
         journal, is_refused = self.context.journal, signed.slot in self.refused
+        if signed.slot not in journal.unfinished():
+            return  # dropped while others were served
         batch, step = self.next_of(signed, own, at, is_refused=is_refused)
         if batch is not None and batch.is_void:
             logger.warning("work is void, nobody judged it", extra=_about(signed))
@@ -338,6 +340,7 @@ class SilenceDuty:
         leaf = hex0x(signed.submission.leaf())
         if step is SilenceStep.SUBMIT:
             await self._provide_bond()
+            self._require_kept(signed)
             chain = self.chain.once(f"submit {leaf} directly")
             return await chain.ledger.submit_direct(self.work(signed), self._sources)
         assert batch is not None  # next_step
@@ -355,6 +358,12 @@ class SilenceDuty:
         return await chain.ledger.split_off(
             header, work, proven.position, proven.proof, self._sources
         )
+
+    def _require_kept(self, signed: SignedSubmission) -> None:
+        """Raise ConfigError when a submission was dropped: its slot has another one, and both
+        together prove a fraud."""
+        if signed.slot not in self.context.journal.unfinished():
+            raise ConfigError(f"the work for step {signed.ticket.step} was dropped meanwhile")
 
     async def _provide_bond(self) -> None:
         """Approve the bond for the court; raises ConfigError when the account has too few

@@ -54,6 +54,7 @@ from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.errors import (
     ApiError,
     ChainUnreachable,
+    ConfigError,
     ContractRevert,
     EngineError,
     MusterError,
@@ -548,6 +549,88 @@ async def test_room_that_never_takes_it_is_left_in_peace(desk: Silenced) -> None
         await desk.duty.fill_rooms()
         desk.seconds += 60
     assert len(desk.rooms.given) == ROOM_TRIES
+
+
+# A slot that has another submission of the same node
+
+TAKEN = ApiError("the slot has another submission", status=409, code="slot_taken")
+
+
+@pytest.mark.parametrize("code", ["slot_taken", "late"])
+async def test_only_work_whose_slot_has_no_other_submission_is_submitted_directly(
+    desk: Silenced, code: str
+) -> None:
+    desk.orchestrator.tickets.append(TICKET)
+    desk.orchestrator.fail("submit", ApiError("no", status=409, code=code))
+    await desk.loop.work_once()
+    is_taken = code == TAKEN.code
+    assert await desk.at(NOW) == ([] if is_taken else ["submit"])
+    assert await desk.at(LATE) == ([] if is_taken else ["submit"])
+    assert bool(desk.journal.unfinished()) is not is_taken
+    signed = desk.journal.signed(TICKET)
+    assert signed is not None
+    assert (desk.journal.data(signed) is None) is is_taken
+
+
+async def test_node_that_signed_outside_its_journal_takes_no_tickets_and_ends(
+    desk: Silenced,
+) -> None:
+    desk.orchestrator.tickets.append(TICKET)
+    desk.orchestrator.fail("submit", TAKEN)
+    await desk.loop.work_once()
+    other = make_ticket(index=1)
+    await desk.loop.submit(other, [])
+    assert desk.journal.signed(other) is None
+    await desk.loop.work_once()
+    assert desk.orchestrator.calls["lease"] == 1
+    with pytest.raises(ConfigError, match="signed two submissions for step 4, index 0") as caught:
+        await desk.loop._round()
+    assert "stop any other process" in (caught.value.hint or "")
+
+
+async def test_dropped_work_stays_dropped_after_a_restart(tmp_path: Path) -> None:
+    first = Silenced(tmp_path)
+    first.sign()
+    first.orchestrator.fail("submit", TAKEN)
+    with pytest.raises(ConfigError, match="signed two submissions"):
+        await first.loop._round()
+    first.close()
+    second = Silenced(tmp_path)
+    second.orchestrator.tickets.append(TICKET)
+    await second.loop._round()
+    assert second.orchestrator.calls["submit"] == 0
+    assert await second.at(LATE) == []
+    second.close()
+
+
+async def test_work_that_is_dropped_while_its_bond_is_approved_is_not_submitted(
+    desk: Silenced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signed = desk.sign()
+
+    async def approve(_spender: Address, _wei: int) -> None:
+        desk.journal.finish(signed, TAKEN.code)
+
+    monkeypatch.setattr(desk.chain, "approve", approve)
+    assert await desk.at(LATE) == []
+
+
+async def test_work_that_is_dropped_while_others_are_submitted_is_not_begun(
+    desk: Silenced, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.sign()
+    ticket, data = make_ticket(index=1), b"another file"
+    submission = make_submission(ticket, [], file_hash=file_hash(data), rollouts=1, units=20)
+    second = desk.journal.record(ticket, sign_ticket(ticket), submission, data)
+    submit = desk.chain.submit_direct
+
+    async def drop(*args: Any) -> Any:
+        desk.journal.finish(second, TAKEN.code)
+        return await submit(*args)
+
+    monkeypatch.setattr(desk.chain, "submit_direct", drop)
+    assert await desk.at(LATE) == ["submit"]
+    assert not [r for r in caplog.records if "has to wait" in r.getMessage()]
 
 
 # The loop's part
