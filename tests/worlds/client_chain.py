@@ -72,6 +72,7 @@ def make_view() -> Any:
         closed_at=0,
         paused=False,
         terms=[SimpleNamespace(price_per_unit=10, quorum=1)],
+        fraud_closes_at=lambda posted_at, window_s: posted_at + window_s,
     )
     members = {WORKER: make_account()}
     run.members = members

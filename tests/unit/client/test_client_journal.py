@@ -171,17 +171,49 @@ def test_slot_keeps_its_first_file_whatever_comes_later(tmp_path: Path) -> None:
         assert journal.record(other, SIGNED, claimed(other, b"two"), b"two") == first
 
 
-def test_finished_submission_is_remembered_without_its_file(tmp_path: Path) -> None:
+def test_accepted_submission_keeps_its_file_until_it_is_discarded(tmp_path: Path) -> None:
     ticket = make_ticket()
     with SubmissionJournal(tmp_path) as journal:
         recorded = journal.record(ticket, SIGNED, claimed(ticket, b"one"), b"one")
         journal.finish(recorded, "ACCEPTED")
         journal.finish(recorded, "ACCEPTED")
     with SubmissionJournal(tmp_path) as journal:
-        assert journal.signed(ticket) == recorded
         assert not journal.unfinished()
+        assert list(journal.accepted().values()) == [recorded]
+        assert journal.data(recorded) == b"one"
+        journal.discard(recorded)
+        assert not journal.accepted()
+    with SubmissionJournal(tmp_path) as journal:
+        assert journal.signed(ticket) == recorded
+        assert not journal.accepted()
         assert journal.data(recorded) is None
     assert list((tmp_path / "files").iterdir()) == []
+
+
+def test_accepted_submission_that_is_called_fraud_later_keeps_its_file_aside(
+    tmp_path: Path,
+) -> None:
+    ticket = make_ticket()
+    with SubmissionJournal(tmp_path) as journal:
+        recorded = journal.record(ticket, SIGNED, claimed(ticket, b"one"), b"one")
+        journal.finish(recorded, "ACCEPTED")
+        journal.finish(recorded, "FRAUD")
+        journal.finish(recorded, "ACCEPTED")
+    with SubmissionJournal(tmp_path) as journal:
+        assert not journal.accepted()
+    assert [path.read_bytes() for path in (tmp_path / "refused").iterdir()] == [b"one"]
+
+
+def test_kept_files_of_accepted_work_are_bounded_and_the_oldest_go_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muster.client.worker.journal.KEPT_ACCEPTED", 2)
+    with SubmissionJournal(tmp_path) as journal:
+        for index in range(4):
+            ticket, data = make_ticket(index=index), b"file %d" % index
+            journal.finish(journal.record(ticket, SIGNED, claimed(ticket, data), data), "ACCEPTED")
+        assert [signed.ticket.index for signed in journal.accepted().values()] == [2, 3]
+    assert {path.read_bytes() for path in (tmp_path / "files").iterdir()} == {b"file 2", b"file 3"}
 
 
 def test_changed_file_is_not_handed_out(tmp_path: Path) -> None:

@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 KEPT_REFUSED = 100
 """Number of files that were not accepted and are kept for a dispute; the oldest are deleted
 first."""
+KEPT_ACCEPTED = 1000
+"""Most files of accepted work that are kept until its outcome is final; the oldest are deleted
+first."""
 
 Slot = tuple[RunId, Address, Step, int]
 """Run, worker, step, index: what is signed at most once."""
@@ -56,23 +59,32 @@ class BatchPlace:
 
 
 class SubmissionJournal(Journal):
-    """Stores every submission before it is signed, and keeps its file until it is settled."""
+    """Stores every submission before it is signed, and keeps its file until its outcome is final.
+
+    The disk holds the files of work without an outcome, which the tickets bound, and at most
+    KEPT_ACCEPTED and KEPT_REFUSED others.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._files = folder / "files"
         self._refused = folder / "refused"
         self._signed: dict[Slot, SignedSubmission] = {}
         self._open_slots: dict[Slot, SignedSubmission] = {}
+        self._accepted: dict[Slot, SignedSubmission] = {}
         self._proven: dict[Slot, BatchPlace] = {}
         self._recording = threading.Lock()
         super().__init__(folder / "submissions.jsonl")
+        held = {path.name for path in self._files.glob("*")}
+        self._accepted = {
+            slot: signed
+            for slot, signed in self._accepted.items()
+            if self._file_path(signed.submission.file_hash).name in held
+        }
 
     def take_in(self, entry: dict[str, Any]) -> None:
         """Remember a signed, a committed or a finished submission."""
         if "finished" in entry:
-            slot = slot_of(Ticket.from_json(entry["finished"]))
-            self._open_slots.pop(slot, None)
-            self._proven.pop(slot, None)
+            self._note_outcome(slot_of(Ticket.from_json(entry["finished"])), entry["outcome"])
             return
         if "proven" in entry:
             self._proven[slot_of(Ticket.from_json(entry["proven"]))] = BatchPlace(
@@ -146,21 +158,43 @@ class SubmissionJournal(Journal):
             return None
         return data if file_hash(data) == signed.submission.file_hash else None
 
-    def finish(self, signed: SignedSubmission, outcome: str) -> None:
-        """Mark a submission as finished, and delete its file if it was accepted.
+    def accepted(self) -> Mapping[Slot, SignedSubmission]:
+        """Return the accepted submissions whose files are kept, oldest first."""
+        return self._accepted
 
-        Other files are kept aside: a dispute needs them, and only validators have copies.
+    def finish(self, signed: SignedSubmission, outcome: str) -> None:
+        """Mark a submission as finished; an accepted one may get another outcome once more, after a
+        reorganisation.
+
+        The file of accepted work stays until `discard`. Others are kept aside: a dispute needs
+        them, and only validators have copies.
         """
-        if self._open_slots.pop(signed.slot, None) is None:
+        is_accepted = outcome == Verdict.ACCEPTED.name
+        if not self._note_outcome(signed.slot, outcome):
             return
-        self._proven.pop(signed.slot, None)
         self.append({"finished": signed.ticket.to_json(), "outcome": outcome})
-        path = self._file_path(signed.submission.file_hash)
+        if is_accepted:
+            for old in list(self._accepted.values())[:-KEPT_ACCEPTED]:
+                self.discard(old)
+            return
         with contextlib.suppress(FileNotFoundError):
-            if outcome == Verdict.ACCEPTED.name:
-                path.unlink()
-            else:
-                self._set_aside(path)
+            self._set_aside(self._file_path(signed.submission.file_hash))
+
+    def discard(self, signed: SignedSubmission) -> None:
+        """Delete the file of accepted work."""
+        self._accepted.pop(signed.slot, None)
+        self._file_path(signed.submission.file_hash).unlink(missing_ok=True)
+
+    def _note_outcome(self, slot: Slot, outcome: str) -> bool:
+        """Note the outcome of a slot's submission; return whether it is another than before."""
+        self._proven.pop(slot, None)
+        is_accepted = outcome == Verdict.ACCEPTED.name
+        if is_accepted and slot in self._accepted:
+            return False
+        signed = self._open_slots.pop(slot, None) or self._accepted.pop(slot, None)
+        if signed is not None and is_accepted:
+            self._accepted[slot] = signed
+        return signed is not None
 
     def _set_aside(self, path: Path) -> None:
         self._refused.mkdir(exist_ok=True)

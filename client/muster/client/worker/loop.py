@@ -54,8 +54,8 @@ from muster.client.worker.generation import (
     submission_of,
     ticket_samples,
 )
-from muster.client.worker.journal import SignedSubmission, slot_of
-from muster.client.worker.silence import Accused, SilenceDuty
+from muster.client.worker.journal import SignedSubmission, Slot, slot_of
+from muster.client.worker.silence import Judged, SilenceDuty
 from muster.lifecycle import ComputeThread, run_beside
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import file_hash
@@ -586,8 +586,11 @@ class WorkerLoop:
             await self._submit_again(signed)
 
     async def _submit_again(self, signed: SignedSubmission) -> None:
-        """Upload the submission signed for the slot, if its file still exists; no other may ever be
-        signed."""
+        """Upload the submission signed for the slot, if it has no outcome and its file exists; no
+        other may ever be signed."""
+        if signed.slot not in self.context.journal.unfinished():
+            logger.debug("signed slot has an outcome", extra=_fields(signed.ticket))
+            return
         data = await asyncio.to_thread(self.context.journal.data, signed)
         if data is None:
             logger.debug("signed slot has no file any more", extra=_fields(signed.ticket))
@@ -674,7 +677,7 @@ class WorkerLoop:
         slot = (self.context.run_id, self.context.worker, record.step, record.index)
         signed = self.context.journal.unfinished().get(slot)
         if signed is None:
-            # Settled before this process started, or by another node of the same worker.
+            self._settle_again(slot, batch, position, record)
             return
         is_elsewhere = self.silence is not None and self.silence.is_on_chain(signed)
         if record.reason is Reason.SLOT_REUSED and is_elsewhere and batch.direct is None:
@@ -690,9 +693,27 @@ class WorkerLoop:
             outcome = {"verdict": record.verdict.name, "reason": record.reason.name}
             logger.warning("submission not accepted", extra={**fields, **outcome})
             if record.verdict is Verdict.FRAUD and self.silence is not None:
-                self.silence.accused[slot] = Accused(signed, batch, position)
+                self.silence.accused[slot] = Judged(signed, batch, position)
                 return
         await asyncio.to_thread(self.context.journal.finish, signed, record.verdict.name)
+        if is_accepted and self.silence is not None:
+            self.silence.accepted[slot] = Judged(signed, batch, position)
+
+    def _settle_again(
+        self, slot: Slot, batch: BatchView, position: int, record: OutcomeRecord
+    ) -> None:
+        """Note where accepted work is now, after a restart, or that it is called fraud after a
+        reorganisation.
+        """
+        signed = self.context.journal.accepted().get(slot)
+        if signed is None or self.silence is None:
+            return  # its outcome is final, or it is of another node of the same worker
+        if record.file_hash != signed.submission.file_hash:
+            return
+        if record.verdict is Verdict.ACCEPTED:
+            self.silence.accepted[slot] = Judged(signed, batch, position)
+        elif record.verdict is Verdict.FRAUD:
+            self.silence.accused[slot] = Judged(signed, batch, position)
 
     # 11. dispute
 
@@ -710,9 +731,10 @@ class WorkerLoop:
                 return
             self.contests.recovered()
             await asyncio.to_thread(self.context.journal.finish, accused.signed, Verdict.FRAUD.name)
+            self.silence.accepted.pop(slot, None)
             del self.silence.accused[slot]
 
-    async def _contest(self, silence: SilenceDuty, accused: Accused) -> None:
+    async def _contest(self, silence: SilenceDuty, accused: Judged) -> None:
         """Dispute a verdict of fraud, unless this machine confirms the fault, or the chain refuses
         a claim.
         """
@@ -727,7 +749,7 @@ class WorkerLoop:
             fields = {"submission": where, "error": str(error), "hint": hint}
             logger.error("honest work was called fraud and could not be claimed", extra=fields)
 
-    async def _passes_again(self, silence: SilenceDuty, accused: Accused) -> bool:
+    async def _passes_again(self, silence: SilenceDuty, accused: Judged) -> bool:
         """Return whether the validators' own checks accept a submission on this machine."""
         context, signed, batch = self.context, accused.signed, accused.batch
         data = await asyncio.to_thread(context.journal.data, signed)

@@ -55,6 +55,9 @@ PATIENCE_S = 15
 """Seconds after a ticket's deadline that the orchestrator gets to commit an upload."""
 RETRY_S = 5.0
 """Minimum seconds between two tries of one step."""
+KEEP_S = 600
+"""Seconds after a challenge window during which accepted files are kept: the view of the chain may
+be some blocks behind, and not show the last cases."""
 ASK_S, LONGEST_ASK_S = 2.0, 60.0
 """Shortest and longest pause in seconds between two queries for a submission's batch."""
 LOOK_UP_S = 5.0
@@ -100,6 +103,8 @@ class Times:
     """Seconds after a commitment by which outcomes are due."""
     appeal_s: int
     """Seconds after that deadline during which judges of the network can be called."""
+    challenge_window_s: int
+    """Seconds after outcomes during which they may be challenged."""
     court: CourtTerms
     """The court's terms."""
 
@@ -114,6 +119,7 @@ async def read_times(chain: Chain) -> Times:
     return Times(
         outcome_deadline_s=await chain.ledger.outcome_deadline(),
         appeal_s=await chain.ledger.appeal_time(),
+        challenge_window_s=await chain.ledger.challenge_window(),
         court=await chain.court.terms(),
     )
 
@@ -181,8 +187,8 @@ def named_sources(urls: Sequence[str]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Accused:
-    """Work with a verdict of fraud."""
+class Judged:
+    """Work with an outcome."""
 
     signed: SignedSubmission
     """The submission."""
@@ -227,8 +233,10 @@ class SilenceDuty:
         self.times = times
         self.refused: dict[Slot, str] = {}
         """Work that the orchestrator refused, with its reason."""
-        self.accused: dict[Slot, Accused] = {}
+        self.accused: dict[Slot, Judged] = {}
         """Work that was called fraud, until it is claimed or given up."""
+        self.accepted: dict[Slot, Judged] = {}
+        """Accepted work whose outcome may still change."""
         self._sources = named_sources(named)
         self._clock = clock
         self._time = ChainClock(chain, clock)
@@ -282,7 +290,7 @@ class SilenceDuty:
         waiting = [signed for signed in unfinished if signed.slot not in self.accused]
         cases = [case for case in context.view.cases.values() if self._is_mine(case)]
         bonds = self.bonds()
-        if not (waiting or cases or bonds):
+        if not (waiting or cases or bonds or self.accepted):
             return
         await self._look_up_all([each for each in waiting if each.submission.leaf() not in own])
         at = await self._time.now()
@@ -295,6 +303,10 @@ class SilenceDuty:
                 )
         for batch in bonds:
             await self._steps.take(batch.name, SilenceStep.RETURN, partial(self.return_bond, batch))
+        for slot, judged in list(self.accepted.items()):
+            if self._is_final(judged, at):
+                await asyncio.to_thread(context.journal.discard, judged.signed)
+                self.accepted.pop(slot, None)
 
     async def _serve_work(self, signed: SignedSubmission, own: BatchView | None, at: float) -> None:
         journal, is_refused = self.context.journal, signed.slot in self.refused
@@ -450,6 +462,18 @@ class SilenceDuty:
         return True
 
     # Bonds and cases
+
+    def _is_final(self, judged: Judged, at: float) -> bool:
+        """Return whether the outcome of accepted work can change no more."""
+        context, position = self.context, judged.position
+        batch = context.view.batches.get(judged.batch.batch_id)
+        if batch is None or batch.name != judged.batch.name or batch.records is None:
+            return False  # a reorganisation took it back
+        window_s = self.times.challenge_window_s
+        if at < context.run.fraud_closes_at(batch.posted_at or 0, window_s) + KEEP_S:
+            return False
+        case = context.view.cases.get(batch.records[position].leaf(batch.batch_id, position))
+        return case is None or case.closed
 
     def _is_mine(self, case: CaseView) -> bool:
         if case.closed or case.run_id != self.context.run_id:

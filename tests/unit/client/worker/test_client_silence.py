@@ -39,6 +39,7 @@ from muster.client.outage import Outage
 from muster.client.worker.journal import SignedSubmission
 from muster.client.worker.loop import WorkerLoop
 from muster.client.worker.silence import (
+    KEEP_S,
     PATIENCE_S,
     RETRY_S,
     ROOM_TRIES,
@@ -69,6 +70,7 @@ BOND = TERMS.bond
 TIMES = Times(
     outcome_deadline_s=800,
     appeal_s=400,
+    challenge_window_s=300,
     court=TERMS,
 )
 NODE = address_of(NODE_KEY)
@@ -631,6 +633,94 @@ async def test_work_that_is_dropped_while_others_are_submitted_is_not_begun(
     monkeypatch.setattr(desk.chain, "submit_direct", drop)
     assert await desk.at(LATE) == ["submit"]
     assert not [r for r in caplog.records if "has to wait" in r.getMessage()]
+
+
+# Files of accepted work
+
+FINAL_AT = NOW + 60 + TIMES.challenge_window_s + KEEP_S
+"""Time from which the outcome of a batch of `make_batch` is final for certain."""
+
+
+async def accept(desk: Silenced) -> SignedSubmission:
+    """Have the worker's submission accepted in batch 3."""
+    signed = desk.sign()
+    desk.view.batches[3] = make_batch(
+        3, [SIGNED.submission], [as_claimed(SIGNED.submission, WORKER_ID)]
+    )
+    event: Any = SimpleNamespace(name="OutcomesPosted", args={"batch_id": 3})
+    await desk.loop.on_change([event])
+    await desk.loop.settle()
+    return signed
+
+
+async def test_file_of_accepted_work_is_kept_until_nothing_can_challenge_it(
+    desk: Silenced,
+) -> None:
+    signed = await accept(desk)
+    await desk.at(FINAL_AT - 1)
+    assert desk.journal.data(signed) == DATA
+    assert desk.duty.is_done()
+    await desk.at(FINAL_AT)
+    assert desk.journal.data(signed) is None
+    assert not desk.duty.accepted
+
+
+async def test_file_of_accepted_work_is_kept_while_a_case_about_it_is_open(
+    desk: Silenced,
+) -> None:
+    signed = await accept(desk)
+    name = as_claimed(SIGNED.submission, WORKER_ID).leaf(3, 0)
+    desk.view.cases[name] = summons(case_id=name, is_summons=False, claims=[])
+    await desk.at(FINAL_AT)
+    assert desk.journal.data(signed) == DATA
+    desk.view.cases[name].closed = True
+    await desk.at(FINAL_AT)
+    assert desk.journal.data(signed) is None
+
+
+async def test_file_of_accepted_work_is_kept_after_a_reorganisation_took_the_outcome_back(
+    desk: Silenced,
+) -> None:
+    signed = await accept(desk)
+    desk.view.batches[3] = committed()
+    await desk.at(FINAL_AT)
+    del desk.view.batches[3]
+    await desk.at(FINAL_AT)
+    assert desk.journal.data(signed) == DATA
+
+
+async def test_files_of_accepted_work_are_deleted_by_a_restarted_worker(tmp_path: Path) -> None:
+    first = Silenced(tmp_path)
+    signed = await accept(first)
+    first.close()
+    second = Silenced(tmp_path)
+    second.view.batches[3] = first.view.batches[3]
+    second.loop._posted.append(3)
+    await second.loop.settle()
+    assert second.journal.data(signed) == DATA
+    await second.at(FINAL_AT)
+    assert second.journal.data(signed) is None
+    second.close()
+
+
+@pytest.mark.parametrize(("is_own_file", "accused"), [(True, 1), (False, 0)])
+async def test_accepted_work_that_is_called_fraud_after_a_reorganisation_is_disputed(
+    desk: Silenced, monkeypatch: pytest.MonkeyPatch, is_own_file: bool, accused: int
+) -> None:
+    contested: list[Any] = []
+
+    async def contest(_silence: SilenceDuty, judged: Any) -> None:
+        contested.append(judged.signed.submission)
+
+    monkeypatch.setattr(desk.loop, "_contest", contest)
+    await accept(desk)
+    record = replace(as_claimed(SIGNED.submission, WORKER_ID), verdict=Verdict.FRAUD)
+    if not is_own_file:
+        record = replace(record, file_hash=keccak(b"another"))
+    await desk.loop.on_change([desk.post(5, record)])
+    await desk.loop.settle()
+    assert contested == [SIGNED.submission] * accused
+    assert len(desk.journal.accepted()) == 1 - accused
 
 
 # The loop's part
