@@ -108,13 +108,14 @@ class EventReader:
 
         A block is read once `confirmations` blocks are on top of it, or once it is finalized: the
         reader does not see changes above it. `on_logs` is called with the checked logs of each
-        range of blocks. With it, all logs are read from the endpoint, and none from a file.
+        range of blocks. With it, all logs are read from the endpoint, and none from a file; its
+        caller proves them, so no sample is compared with receipts.
         """
         contracts = {n: a for n, a in chain.deployment.contracts.items() if n != "MusterToken"}
         self._rpc = chain.rpc
         self._chain_id = chain.deployment.chain_id
         self._table = EventTable(contracts)
-        self._checks = LogChecks(chain.rpc, self._table.topics())
+        self._checks = LogChecks(chain.rpc, self._table, samples=on_logs is None)
         self._lagging = 0
         self._addresses = list(contracts.values())
         self._start = chain.deployment.deploy_block if from_block is None else from_block
@@ -166,9 +167,9 @@ class EventReader:
             head, stands = await self._look()
         if not stands:
             self._rewind(await self._newest_standing(head))
-        said = time.monotonic()
+        poll, said = range(self._next, head.number + 1), time.monotonic()
         while self._next <= head.number:
-            await self._read_range(head)
+            await self._read_range(head, poll)
             if time.monotonic() - said >= _SAID_EVERY_S:
                 said = time.monotonic()
                 logger.info("reading the chain", extra={"block": self._next, "of": head.number})
@@ -270,13 +271,13 @@ class EventReader:
 
     # ---------------------------------------------------------------------- logs
 
-    async def _read_range(self, head: LatestBlock) -> None:
-        """Read the next blocks, as many as the endpoint allows, and check them."""
+    async def _read_range(self, head: LatestBlock, poll: range) -> None:
+        """Read the next blocks of a poll, as many as the endpoint allows, and check them."""
         first = self._next
         logs, last = await self._granted(first, head.number)
         end = head if last == head.number else await self._block(last)
         events = await self._decode(logs)
-        await self._checks.check(first, last, events)
+        await self._checks.check(range(first, last + 1), poll, events)
         await self._verify(end)
         if self._on_logs is not None:
             self._on_logs(logs)

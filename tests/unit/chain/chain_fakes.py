@@ -208,7 +208,11 @@ class FakeNode:
         ]
 
     def _receipts(self, number: str) -> Any:
-        return [{"logs": [log]} for log in self.blocks[int(number, 16)].logs]
+        block = self.blocks[int(number, 16)]
+        return [
+            {"logs": [placed(log, block, index, timed=False)]}
+            for index, log in enumerate(block.logs)
+        ]
 
     # ---------------------------------------------------------------- transport
 

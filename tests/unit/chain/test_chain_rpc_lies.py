@@ -13,7 +13,8 @@ from hypothesis import example, given, strategies as st
 from sender_fakes import TO, Pool
 
 from muster.chain import BlockId, ChainView, Event, EventReader, apply_poll
-from muster.chain.log_checks import MOST_HEADERS
+from muster.chain.abi import EventTable
+from muster.chain.log_checks import MOST_HEADERS, LogChecks, LogsDisagree
 from muster.chain.reader import LAG_POLLS
 from muster.chain.rpc import Rpc
 from muster.protocol.errors import ChainError, ChainInconsistent, ChainUnreachable, WrongChain
@@ -116,13 +117,113 @@ async def test_long_history_is_checked_at_some_blocks_and_at_beacons(node: FakeN
     for owner in range(1, 3 * MOST_HEADERS):
         node.mine(deposit(owner))
     await EventReader(node).poll()
-    assert node.calls.count("eth_getBlockByNumber") == MOST_HEADERS + 2
+    assert node.calls.count("eth_getBlockByNumber") <= MOST_HEADERS + 2
     forged = with_logs(
         lambda log: log | ({"blockHash": OTHER} if log["blockNumber"] == "0x1" else {})
     )
     answering(node, "eth_getLogs", forged)
     with pytest.raises(ChainInconsistent, match="logs of block 1 are of another block"):
         await EventReader(node).poll()
+
+
+def without(is_hidden: Callable[[int, int], bool]) -> Callable[[Any], Any]:
+    """Hide logs by their block and their index in it."""
+    return with_logs(
+        lambda log: (
+            None if is_hidden(int(log["blockNumber"], 16), int(log["logIndex"], 16)) else log
+        )
+    )
+
+
+HIDDEN: dict[str, Callable[[int, int], bool]] = {
+    "all": lambda _block, _index: True,
+    "those of one block": lambda block, _index: block == 77,
+    "one of each block": lambda _block, index: index == 1,
+}
+
+
+@pytest.mark.parametrize("blocks", [8, 500])
+@pytest.mark.parametrize("hidden", [*HIDDEN, "none"])
+async def test_hidden_logs_are_noticed_in_a_history(hidden: str, blocks: int) -> None:
+    node = FakeNode()
+    for owner in range(blocks):
+        node.mine(deposit(owner), deposit(owner + 1))
+    answering(node, "eth_getLogs", without(HIDDEN.get(hidden, lambda _block, _index: False)))
+    reader = EventReader(node)
+    if hidden == "none" or (hidden == "those of one block" and blocks < 77):
+        assert len((await reader.poll()).events) == 2 * blocks
+        return
+    with pytest.raises(ChainInconsistent, match="were left out or changed"):
+        await reader.poll()
+
+
+async def test_logs_that_differ_from_their_receipts_are_not_taken() -> None:
+    node = chain_of(8)
+    more = deposit(1, amount=9)["data"]
+    answering(node, "eth_getLogs", with_logs(lambda log: log | {"data": more}))
+    with pytest.raises(ChainInconsistent, match="were left out or changed"):
+        await EventReader(node).poll()
+
+
+@pytest.mark.parametrize("answer", ["method not found", "null"])
+async def test_hidden_log_passes_when_the_endpoint_has_no_receipts(answer: str) -> None:
+    node = FakeNode()
+    for owner in range(8):
+        node.mine(deposit(owner), deposit(owner + 1))
+    answering(node, "eth_getLogs", without(HIDDEN["one of each block"]))
+    if answer == "null":
+        node.methods["eth_getBlockReceipts"] = lambda _number: None
+    else:
+        del node.methods["eth_getBlockReceipts"]
+    assert len((await EventReader(node).poll()).events) == 8
+
+
+async def test_reader_whose_caller_proves_the_logs_leaves_nothing_to_chance() -> None:
+    node = FakeNode()
+    for owner in range(500):
+        node.mine(*([deposit(owner), deposit(owner + 1)] if owner < 400 else []))
+    answering(node, "eth_getLogs", without(HIDDEN["one of each block"]))
+    reader = EventReader(node, on_logs=lambda _logs: None)
+    assert len((await reader.poll()).events) == 400
+    assert "eth_getBlockReceipts" not in node.calls
+
+
+async def test_newest_block_is_always_in_the_sample() -> None:
+    node = FakeNode()
+    for owner in range(5000):
+        node.mine(*([deposit(owner)] if owner == 4999 else []))
+    answering(node, "eth_getLogs", with_logs(lambda _: None))
+    with pytest.raises(ChainInconsistent, match="logs of block 5000 were left out"):
+        await EventReader(node).poll()
+
+
+async def test_refused_block_is_looked_at_again() -> None:
+    node = FakeNode()
+    for owner in range(1000):
+        node.mine(*([deposit(owner)] if owner < 990 else []))
+        node.mine()
+    events, blocks = (await EventReader(node).poll()).events, range(1, 2001)
+    checks = LogChecks(node.rpc, EventTable(node.deployment.contracts))
+    with pytest.raises(LogsDisagree) as first:
+        await checks.check(blocks, blocks, [])
+    block = first.value.block
+    for _ in range(2):
+        with pytest.raises(LogsDisagree, match=f"logs of block {block} were left out"):
+            await checks.check(blocks, blocks, [e for e in events if e.block_number != block])
+    await checks.check(blocks, blocks, events)
+
+
+@pytest.mark.parametrize("longest", [10**6, 125])
+async def test_sample_of_a_history_is_bounded_by_poll(longest: int) -> None:
+    node = FakeNode()
+    for _ in range(500):
+        node.mine()
+    node.max_range = longest
+    full = "0x" + "ff" * 256
+    answering(node, "eth_getBlockByNumber", lambda b: b and b | {"logsBloom": full})
+    await EventReader(node).poll()
+    # 40 at random, 8 newest; each of the four ranges may round up.
+    assert 40 <= node.calls.count("eth_getBlockReceipts") <= 40 + 8 + 4
 
 
 async def test_endpoint_that_lags_is_waited_for_and_nothing_is_void() -> None:
