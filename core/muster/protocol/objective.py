@@ -27,6 +27,9 @@ LossName = Literal[
 ]
 """The losses that `muster.trainer.learn.losses` knows."""
 
+AdvantageName = Literal["std", "mean", "leave_one_out", "max_rl"]
+"""The advantages that `muster.trainer.learn.advantages` knows."""
+
 LOSS_DEFAULTS: Final[dict[str, dict[str, Any]]] = {
     "two_sided": {},
     "grpo": {"aggregation": "sequence"},
@@ -92,7 +95,7 @@ class ObjectiveRecipe(DocumentPart):
     """Weight of the squared log-ratio to the behaviour policy."""
     entropy_coefficient: Annotated[float, Field(ge=0)] = 1e-4
     """Weight of the entropy bonus."""
-    advantage: Literal["std", "mean", "leave_one_out", "max_rl"] = "std"
+    advantage: AdvantageName = "std"
     """Advantage of a reward: its difference from the group's mean, divided by the standard
     deviation (std); the difference alone (mean); the difference from the mean of the others
     (leave_one_out); the difference divided by the mean (max_rl)."""

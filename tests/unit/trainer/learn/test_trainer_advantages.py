@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields, replace
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, strategies as st
 from trainer_fakes import make_recipe, make_rollouts
 
-from muster.protocol.objective import ObjectiveRecipe
+from muster.protocol.objective import AdvantageName, ObjectiveRecipe
 from muster.protocol.rollouts import Rollout
-from muster.trainer.learn.advantages import Kind, length_part, relative, rollout_advantages
+from muster.trainer.learn.advantages import length_part, relative, rollout_advantages
 
-KINDS: list[Kind] = ["std", "mean", "leave_one_out", "max_rl"]
+KINDS: tuple[AdvantageName, ...] = get_args(AdvantageName)
 REWARDS = st.lists(st.floats(0, 1).map(lambda x: round(x, 4)), min_size=2, max_size=16)
 
 
@@ -31,13 +32,21 @@ REWARDS = st.lists(st.floats(0, 1).map(lambda x: round(x, 4)), min_size=2, max_s
     ],
 )
 def test_advantages_are_the_hand_computed_ones(
-    kind: Kind, rewards: list[float], advantages: list[float]
+    kind: AdvantageName, rewards: list[float], advantages: list[float]
 ) -> None:
     assert relative(rewards, kind) == pytest.approx(advantages, abs=1e-5)
 
 
+def test_advantage_without_a_formula_is_no_other_one() -> None:
+    unknown: Any = "median"
+    with pytest.raises(AssertionError, match="median"):
+        relative([0.0, 1.0], unknown)
+
+
 @given(REWARDS, st.sampled_from(KINDS))
-def test_advantages_sum_to_zero_and_keep_the_order(rewards: list[float], kind: Kind) -> None:
+def test_advantages_sum_to_zero_and_keep_the_order(
+    rewards: list[float], kind: AdvantageName
+) -> None:
     advantages = relative(rewards, kind)
     assert sum(advantages) == pytest.approx(0, abs=1e-6)
     ranked = sorted(zip(rewards, advantages, strict=True))
@@ -45,7 +54,7 @@ def test_advantages_sum_to_zero_and_keep_the_order(rewards: list[float], kind: K
 
 
 @given(REWARDS, st.floats(-5, 5), st.sampled_from(["std", "mean", "leave_one_out"]))
-def test_advantages_ignore_a_shift(rewards: list[float], shift: float, kind: Kind) -> None:
+def test_advantages_ignore_a_shift(rewards: list[float], shift: float, kind: AdvantageName) -> None:
     if max(rewards) - min(rewards) > 1e-3:
         moved = relative([reward + shift for reward in rewards], kind)
         assert moved == pytest.approx(relative(rewards, kind), abs=1e-6)

@@ -13,9 +13,9 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import assert_never
 
-from muster.protocol.objective import ObjectiveRecipe
+from muster.protocol.objective import AdvantageName, ObjectiveRecipe
 from muster.protocol.recipe import TrainingRecipe
 from muster.protocol.rollouts import Rollout
 from muster.trainer.learn.packing import TrainingSample
@@ -23,9 +23,6 @@ from muster.trainer.stream.filters import Drop, has_preference
 
 STD_EPSILON = 1e-6
 """Added to a group's standard deviation, as in prime-rl."""
-
-Kind = Literal["std", "mean", "leave_one_out", "max_rl"]
-"""Baseline and scale that rewards are compared with; see `relative`."""
 
 
 def rollout_advantages(group: Sequence[Rollout], objective: ObjectiveRecipe) -> list[float]:
@@ -63,7 +60,7 @@ def length_part(
     return task_reward * (share - 1.0)
 
 
-def relative(rewards_G: Sequence[float], kind: Kind) -> list[float]:
+def relative(rewards_G: Sequence[float], kind: AdvantageName) -> list[float]:
     """Return how much better than its group each sample is; all zero when the rewards are equal.
 
         std             (r - mean) / (std + 1e-6), with the sample standard deviation (n - 1)
@@ -83,16 +80,19 @@ def relative(rewards_G: Sequence[float], kind: Kind) -> list[float]:
     return [(reward - mean) / scale for reward in rewards_G]
 
 
-def _scale(rewards_G: Sequence[float], mean: float, kind: Kind) -> float:
-    if kind == "std":
-        return statistics.stdev(rewards_G) + STD_EPSILON
-    if kind == "leave_one_out":
-        return (len(rewards_G) - 1) / len(rewards_G)
-    if kind == "max_rl":
-        if mean <= 0:
+def _scale(rewards_G: Sequence[float], mean: float, kind: AdvantageName) -> float:
+    match kind:
+        case "std":
+            return statistics.stdev(rewards_G) + STD_EPSILON
+        case "mean":
+            return 1.0
+        case "leave_one_out":
+            return (len(rewards_G) - 1) / len(rewards_G)
+        case "max_rl" if mean <= 0:
             raise ValueError(f"max_rl divides by the mean reward, which is {mean}")
-        return mean
-    return 1.0
+        case "max_rl":
+            return mean
+    assert_never(kind)
 
 
 @dataclass(frozen=True, slots=True)
