@@ -123,6 +123,20 @@ async def test_a_changed_answer_is_named(played: Scenario, tmp_path: Path, quest
     assert done.stderr.startswith(f"contradiction: {question}: ")
 
 
+async def test_a_term_that_is_added_later_is_not_taken_for_the_quorum(
+    played: Scenario, tmp_path: Path
+) -> None:
+    mark = f"0x{hash_of('termsAt')[:8]}"
+
+    def longer(_method: str, params: list[Any], result: Any) -> Any:
+        return result + word(9) if mark in json.dumps(params) else result
+
+    async with endpoint(played.anvil.rpc_url, longer) as later:
+        done = await verify(played, tmp_path, later)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "by 2 validators of the run, 2 must" in done.stdout
+
+
 # cast
 
 
