@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from muster.client.preflight import require_covered
+from muster.client.preflight import require_covered, require_ordered_slashes
 from muster.client.quantities import parse_tokens
 from muster.protocol.errors import ConfigError, EncodingError
 from muster.protocol.ids import Address, to_address
@@ -109,12 +109,7 @@ class RunFile(Settings):
                 f"a quorum of {self.quorum} of {len(self.validators)} validators is impossible",
                 hint="lower the quorum, or name more validators",
             )
-        if self.fraud_ppm > self.exact_fraud_ppm:
-            raise ConfigError(
-                f"fraud_ppm {self.fraud_ppm} is above exact_fraud_ppm {self.exact_fraud_ppm}: an "
-                "exact fraud cannot cost less",
-                hint="raise exact_fraud_ppm",
-            )
+        require_ordered_slashes(self.fraud_ppm, self.exact_fraud_ppm)
         for engine in self.engines:
             require_covered(read_calibration(self.calibration), engine)
         named = _account("trainer", self.trainer) if self.trainer else trainer

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from muster.chain import Chain, ChainView, PauseCause, Receipt, RewardClaim, RunTerms, RunView
+from muster.client.preflight import require_ordered_slashes
 from muster.client.quantities import format_duration, format_slashes, format_time, format_tokens
 from muster.protocol.errors import ConfigError, ContractRevert, NotYet
 from muster.protocol.ids import Address, Hash32
@@ -333,12 +334,7 @@ def _require_allowed(now: RunTerms, terms: RunTerms, validators: int) -> None:
             f"once, not {format_tokens(terms.price_per_unit)}",
             hint="make several changes, one after another",
         )
-    if terms.fraud_ppm > terms.exact_fraud_ppm:
-        raise ConfigError(
-            f"fraud_ppm {terms.fraud_ppm} is above exact_fraud_ppm {terms.exact_fraud_ppm}: an "
-            "exact fraud cannot cost less",
-            hint="raise --exact-fraud-ppm",
-        )
+    require_ordered_slashes(terms.fraud_ppm, terms.exact_fraud_ppm)
     if not 1 <= terms.quorum <= validators:
         raise ConfigError(
             f"a quorum of {terms.quorum} of {validators} validators is impossible",

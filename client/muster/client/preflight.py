@@ -252,6 +252,16 @@ def require_covered(calibration: Calibration, engine: str) -> None:
         )
 
 
+def require_ordered_slashes(fraud_ppm: int, exact_fraud_ppm: int) -> None:
+    """Raise ConfigError, as the contract does, when an exact fraud costs less than another."""
+    if fraud_ppm > exact_fraud_ppm:
+        raise ConfigError(
+            f"fraud_ppm {fraud_ppm} is above exact_fraud_ppm {exact_fraud_ppm}: an exact fraud "
+            "cannot cost less",
+            hint="raise exact_fraud_ppm",
+        )
+
+
 def require_pinned_engine(requirements: list[str] | None = None) -> None:
     """Raise ConfigError when a package that runs the model is not in the pinned version.
 

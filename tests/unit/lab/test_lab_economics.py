@@ -218,7 +218,7 @@ def test_a_run_without_its_documents_is_refused() -> None:
 
 
 def test_an_exact_fraud_that_costs_less_is_refused(measured: str) -> None:
-    with pytest.raises(ConfigError, match="costs less than"):
+    with pytest.raises(ConfigError, match="cannot cost less"):
         ask("--recipe", DEMO, "--calibration", measured, "--fraud-ppm", "600000")
 
 

@@ -212,16 +212,13 @@ def _read(path: Path) -> bytes:
 
 
 def _overridden(run: RunTerms, options: dict[str, Any]) -> RunTerms:
+    from muster.client.preflight import require_ordered_slashes
+
     given = {"price_per_unit": options["price"]} | {
         name: options[name] for name in ("fraud_ppm", "exact_fraud_ppm", "quorum")
     }
     changed = replace(run, **{name: value for name, value in given.items() if value is not None})
-    if changed.fraud_ppm > changed.exact_fraud_ppm:
-        raise ConfigError(
-            f"an exact fraud costs less than a statistical one: {changed.exact_fraud_ppm} is below "
-            f"{changed.fraud_ppm}",
-            hint="raise --exact-fraud-ppm",
-        )
+    require_ordered_slashes(changed.fraud_ppm, changed.exact_fraud_ppm)
     return changed
 
 
