@@ -28,7 +28,7 @@ from muster.client.audit.write_tables import TABLES
 from muster.client.network_file import AMOUNTS
 from muster.client.quantities import format_duration, format_tokens
 from muster.client.relay import RelaySettings
-from muster.client.settings import ValidatorSettings, WorkerSettings
+from muster.client.settings import JurorSettings, ValidatorSettings, WorkerSettings
 from muster.deploy import BOUNDS, PROFILES, Bound, DeployParameters
 from muster.orchestrator.http.app import openapi_document
 from muster.orchestrator.settings import OrchestratorSettings
@@ -83,6 +83,7 @@ SFT_PARTS: dict[str, type[BaseModel]] = {
 SETTINGS: dict[str, tuple[type[BaseModel], str]] = {
     "muster worker run": (WorkerSettings, "MUSTER_WORKER_"),
     "muster validator run": (ValidatorSettings, "MUSTER_VALIDATOR_"),
+    "muster juror run": (JurorSettings, "MUSTER_JUROR_"),
     "muster relay run": (RelaySettings, "MUSTER_RELAY_"),
     "muster orchestrator run": (OrchestratorSettings, "MUSTER_ORCHESTRATOR_"),
     "muster trainer run": (TrainerSettings, "MUSTER_TRAINER_"),

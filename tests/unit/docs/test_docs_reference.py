@@ -10,6 +10,8 @@ import pytest
 from pydantic import BaseModel, Field
 from scripts import load_script
 
+from muster.settings import Settings
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -28,6 +30,16 @@ def test_every_part_of_a_recipe_is_on_the_page() -> None:
         for field in model.model_fields.values():
             if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
                 assert field.annotation in parts
+
+
+def test_settings_of_every_process_are_on_the_page() -> None:
+    found, leaves = [Settings], set()
+    while found:
+        model = found.pop()
+        found += model.__subclasses__()
+        if not model.__subclasses__() and model.__module__.startswith("muster."):
+            leaves.add(model)
+    assert leaves == {model for model, _ in WRITER.SETTINGS.values()}
 
 
 class Example(BaseModel):
