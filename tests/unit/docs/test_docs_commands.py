@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import shlex
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
 import pytest
 
 from muster.app.cli import COMMANDS, LAB, muster
+from muster.chain.abi import artifact
 
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -71,6 +74,50 @@ def test_relative_links_lead_to_files(page: Path) -> None:
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text())
     missing = [link for link in links if not (page.parent / link).exists()]
     assert missing == []
+
+
+SOLIDITY = set(
+    re.findall(r"\w+", "".join(p.read_text() for p in (ROOT / "contracts").rglob("*.sol")))
+)
+
+
+def missing_names(text: str) -> list[str]:
+    """Return the modules, functions and contracts' names in backticks that do not exist."""
+    # Entry points have groups that are no modules.
+    python = re.findall(r"(?<!group )`(muster(?:\.\w+)+)`", text)
+    members = re.findall(r"`([A-Z]\w+)\.([a-z]\w*)`", text)
+    plain = re.findall(r"`([a-z]{2,}[A-Z][a-z]\w*)(?:\(\))?`", text)
+    return [
+        *(name for name in python if not _exists(name)),
+        *(f"{owner}.{name}" for owner, name in members if not _has(owner, name)),
+        *(name for name in plain if name not in SOLIDITY),
+    ]
+
+
+def _exists(name: str) -> bool:
+    parent, _, last = name.rpartition(".")
+    try:
+        return hasattr(import_module(parent), last) or find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _has(contract: str, name: str) -> bool:
+    path = ROOT / "core" / "muster" / "chain" / "artifacts" / f"{contract}.json"
+    return not path.exists() or name in {each.get("name") for each in artifact(contract)["abi"]}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_names_of_modules_and_contracts_exist(page: Path) -> None:
+    # Decisions are history.
+    assert "decisions" in page.parts or missing_names(page.read_text()) == []
+
+
+def test_a_name_that_is_gone_is_found() -> None:
+    there = "`muster.inference.sampling.replay_block`, `RunRegistry.termsAt`, `seatBitOf`"
+    gone = ["muster.inference.replay", "muster.gone.replay", "RunRegistry.rotateValidator",
+            "slashOverdue"]  # fmt: skip
+    assert missing_names(there + "".join(f" `{name}`" for name in gone)) == gone
 
 
 def test_every_glossary_word_is_defined_once() -> None:
