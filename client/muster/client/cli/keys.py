@@ -316,8 +316,9 @@ def rotate(
 ) -> None:
     """Give a worker another node in all its runs; a keystore is created when it is missing.
 
-    --keystore is the worker's. From then on the old node's signatures do not count; a key that was
-    a node once cannot be one again. Prints the new node.
+    --keystore is the worker's. From then on nothing that the old node signs is work of its worker;
+    for work committed before, it still answers. A key that was a node once cannot be one again.
+    Prints the new node.
 
     \b
     Example:
