@@ -42,8 +42,16 @@ contract DisputeCourt is IDisputeCourt {
     /// @dev The run whose stake is the jurors'.
     uint64 private constant BENCH = 0;
 
-    /// @dev The reason FILE_UNAVAILABLE: what nobody can prove to somebody else.
+    /// @dev The reason FILE_UNAVAILABLE.
     uint8 private constant UNAVAILABLE = 15;
+
+    /// @dev The reasons of check 1 of docs/protocol.md section 8. They depend on the file, the ticket, the signature and the
+    ///      earlier batches that the committer of a batch shows, and it can show different ones to validators and to jurors.
+    uint8 private constant FIRST_AS_SHOWN = 10;
+    uint8 private constant LAST_AS_SHOWN = 19;
+
+    /// @dev The key under which votes with such a reason are counted, besides their kind.
+    uint16 private constant AS_SHOWN = type(uint16).max;
 
     uint256 private constant PPM = 1_000_000;
     /// @notice Claims of one case, and one more of the worker. Jurors do not vote for claims, so that nobody keeps a verdict
@@ -323,6 +331,7 @@ contract DisputeCourt is IDisputeCourt {
         } else if (votes == open.leadingVotes) {
             open.tied = true;
         }
+        if (kind != 0 && _isAsShown(ruling)) ++_tally[caseId][AS_SHOWN];
         emit VoteRevealed(caseId, msg.sender, ruling, resultHash);
     }
 
@@ -468,7 +477,7 @@ contract DisputeCourt is IDisputeCourt {
         Case storage lost = _cases[standing.leaf];
         uint64 runId = outcome.batch.runId;
         require(
-            lost.status == CaseStatus.Overturned && !_isUnavailable(lost.recorded)
+            lost.status == CaseStatus.Overturned && !_sparesSigners(standing.leaf, lost)
                 && runs.seatBitOf(runId, validator) & outcome.batch.signers != 0,
             CourtNothingDue(standing.leaf, validator)
         );
@@ -477,6 +486,11 @@ contract DisputeCourt is IDisputeCourt {
             runId, validator, IStakeVault.Offence.WrongVerdict, outcome.batch.batchId, _wrongVerdictPpm, lost.reporter
         );
         emit Fined(standing.leaf, validator, amount);
+    }
+
+    /// @dev Returns whether the record, or most votes for what stands now, depend on what the committer showed.
+    function _sparesSigners(bytes32 caseId, Case storage lost) private view returns (bool) {
+        return _isAsShown(lost.recorded) || 2 * uint256(_tally[caseId][AS_SHOWN]) > lost.leadingVotes;
     }
 
     /// @inheritdoc IDisputeCourt
@@ -610,12 +624,17 @@ contract DisputeCourt is IDisputeCourt {
         return ruling != 0 && !_isUnavailable(ruling);
     }
 
-    /// @dev Returns whether a ruling says that a file could not be had; whoever accepts or convicts had it.
+    /// @dev Returns whether a ruling says that a file could not be had.
     function _isUnavailable(uint16 ruling) private pure returns (bool) {
+        return _reasonOf(ruling) == UNAVAILABLE && _isAsShown(ruling);
+    }
+
+    /// @dev Returns whether a ruling depends on what the committer of the batch showed; whoever accepts or convicts saw all.
+    function _isAsShown(uint16 ruling) private pure returns (bool) {
         uint8 verdict = _verdictOf(ruling);
-        return
-            _reasonOf(ruling) == UNAVAILABLE && verdict != OutcomeRecordLib.ACCEPTED
-                && verdict != OutcomeRecordLib.FRAUD;
+        uint8 reason = _reasonOf(ruling);
+        return reason >= FIRST_AS_SHOWN && reason <= LAST_AS_SHOWN && verdict != OutcomeRecordLib.ACCEPTED
+            && verdict != OutcomeRecordLib.FRAUD;
     }
 
     /// @dev Returns whether what is kept of a juror is a revealed vote; commitments are larger.

@@ -126,6 +126,11 @@ contract FaultCourt is IFaultCourt {
                 && workers.answersFor(batch.runId, second.worker, other, batch.committedAt),
             FaultNoEquivocation(first.worker, other)
         );
+        // Whoever stole an old node key can sign again for every slot that it filled: this costs its worker one slash.
+        require(
+            workers.statusOf(batch.runId, first.worker) != IWorkerRegistry.Status.Banned,
+            FaultAlreadyBanned(batch.runId, first.worker)
+        );
         _punish(
             batch.runId, first.worker, first.step, first.index, runs.termsAt(batch.runId, batch.terms).exactFraudPpm
         );

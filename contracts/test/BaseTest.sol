@@ -71,6 +71,8 @@ abstract contract BaseTest is Test {
     uint16 internal constant EXACT = 0x041e;
     uint16 internal constant UNSEEN = 0;
     uint8 internal constant UNAVAILABLE = 15;
+    uint8 internal constant FIRST_AS_SHOWN = 10;
+    uint8 internal constant LAST_AS_SHOWN = 19;
 
     MusterToken internal token;
     WorkerRegistry internal workers;

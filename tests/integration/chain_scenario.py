@@ -56,7 +56,7 @@ PARAMETERS = DeployParameters(
 NO_RUN = RunId(0)
 SALT = keccak(b"salt")
 ACCEPT = Ruling(Verdict.ACCEPTED, Reason.NONE)
-REJECT = Ruling(Verdict.REJECTED, Reason.LATE)
+REJECT = Ruling(Verdict.REJECTED, Reason.SCHEMA)
 CONVICT = Ruling(Verdict.FRAUD, Reason.TOPLOC_MISMATCH)
 
 
@@ -347,7 +347,7 @@ def fraud(worker_id: int, submission: Submission) -> OutcomeRecord:
 
 
 def rejected(worker_id: int, submission: Submission) -> OutcomeRecord:
-    return record(worker_id, submission, Verdict.REJECTED, Reason.LATE)
+    return record(worker_id, submission, Verdict.REJECTED, Reason.SCHEMA)
 
 
 _BUILT: dict[bool, tuple[str, Deployment, RunId]] = {}

@@ -26,7 +26,7 @@ TERMS = CourtTerms(
 )
 OPENED_AT = 5000
 ACCEPTED = Ruling(Verdict.ACCEPTED, Reason.NONE)
-REJECTED = Ruling(Verdict.REJECTED, Reason.LATE)
+REJECTED = Ruling(Verdict.REJECTED, Reason.SCHEMA)
 FRAUD = Ruling(Verdict.FRAUD, Reason.WRONG_REWARD)
 SUBMISSION = make_submission(make_ticket(), [])
 RECORD = OutcomeRecord(

@@ -233,7 +233,8 @@ interface IDisputeCourt is IDisputeCourtErrors, IDisputeCourtEvents {
 
     /// @notice Fines a validator that signed an outcome which a jury overturned, once a batch. Anyone; a claimant whom the jury
     ///         confirmed is the reporter.
-    /// @dev Never for having said that a file could not be had, nor over work that no claim proved to be the batch's.
+    /// @dev Never where the record, or most votes against it, have a reason of check 1, which depends on what the committer of
+    ///      the batch showed; nor over work that no claim proved to be the batch's.
     function fineSigner(IContributionLedger.OutcomeProof calldata outcome, address validator) external;
 
     /// @notice Fines a juror that did not reveal a vote before its case closed. Anyone.

@@ -11,6 +11,8 @@ interface IFaultCourtErrors {
     /// @notice Thrown when a record agrees with the submission, the batch is not proven to hold it there, or the validator did
     ///         not sign.
     error FaultNoMisrecord(uint64 batchId, uint32 position, address validator);
+    /// @notice Thrown for a second submission of a worker that is banned from the run already.
+    error FaultAlreadyBanned(uint64 runId, address worker);
 }
 
 /// @title Events of the fault court
@@ -67,7 +69,7 @@ interface IFaultCourt is IFaultCourtErrors, IFaultCourtEvents {
     ) external;
 
     /// @notice Slashes and bans from a run a worker whose node signed another submission for a slot that was judged. It costs
-    ///         what an exact fraud costs by the terms of the batch.
+    ///         what an exact fraud costs by the terms of the batch, and nothing while the worker is banned from the run already.
     /// @param outcome The outcome of the slot.
     /// @param work The submission that was judged; its proof may be missing where the record names it.
     /// @param second Another one for the same slot, signed by a key of the worker's that was not rotated

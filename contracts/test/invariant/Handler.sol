@@ -445,7 +445,8 @@ abstract contract Handler is Trials {
             (_proofOf(piece), _held(_proofOf(piece), first, _signSubmission(first, key)), second, signature)
         );
         IStakeVault.Offence offence = IStakeVault.Offence.DoubleSubmission;
-        bool possible = !honest && !_isSettled(piece.runId, piece.worker, offence, _tagOf(piece));
+        bool banned = workers.statusOf(piece.runId, piece.worker) == IWorkerRegistry.Status.Banned;
+        bool possible = !honest && !banned && !_isSettled(piece.runId, piece.worker, offence, _tagOf(piece));
         _attempt(stranger, address(faults), data, piece.runId, piece.worker, possible, "doubleSubmission");
     }
 

@@ -252,6 +252,22 @@ contract AttacksByRunsTest is CourtTest {
         court.fineSigner(outcome, validators[0]);
     }
 
+    /// @dev Validators were shown no ticket, or an earlier batch with the slot, or not that batch; jurors were.
+    function test_R7_signers_pay_nothing_for_what_they_were_shown() public {
+        uint16[2][3] memory rulings = [[uint16(0x030c), ACCEPT], [uint16(0x030e), ACCEPT], [ACCEPT, uint16(0x030e)]];
+        for (uint256 i = 0; i < rulings.length; ++i) {
+            IContributionLedger.Outcome memory shown = _outcome(alice, 1, 0, uint8(rulings[i][0] >> 8));
+            shown.reason = uint8(rulings[i][0]);
+            _judge(_one(_pack(shown)), QUORUM);
+            _decide(0, rulings[i][1], rulings[i][1]);
+            IContributionLedger.OutcomeProof memory outcome = _outcomeAt(0);
+            vm.expectRevert(
+                abi.encodeWithSelector(IDisputeCourtErrors.CourtNothingDue.selector, _fraudLeaf, validators[0])
+            );
+            court.fineSigner(outcome, validators[0]);
+        }
+    }
+
     // ------------------------------------------- R9: keys, and where they signed
 
     function test_R9_a_key_that_was_rotated_away_before_the_commitment_proves_nothing() public {
@@ -286,6 +302,33 @@ contract AttacksByRunsTest is CourtTest {
             _signSubmission(second, aliceNodeKey)
         );
         assertEq(_ours(alice), REQUIRED_STAKE / 2, "an exact fault costs half");
+    }
+
+    function test_R9_a_stolen_key_costs_its_worker_one_slash_whatever_it_signs() public {
+        IContributionLedger.OutcomeProof[] memory outcomes = new IContributionLedger.OutcomeProof[](3);
+        for (uint32 index = 0; index < 3; ++index) {
+            bytes memory record = _record(alice, 2, index, ACCEPTED);
+            uint64 batchId = _commitAndPost(_one(record));
+            outcomes[index] = _prove(batchId, _one(record), 0);
+        }
+        (address fresh, uint256 freshKey) = makeAddrAndKey("fresh node");
+        IWorkerRegistry.NodeConsent memory consent = _nodeConsent(alice, fresh, freshKey, block.timestamp);
+        vm.prank(alice);
+        workers.rotateNode(consent);
+        vm.warp(block.timestamp + 1);
+        for (uint32 index = 0; index < 3; ++index) {
+            IContributionLedger.Submission memory first = _submission(alice, 2, index);
+            IContributionLedger.Submission memory second = _submission(alice, 2, index);
+            second.fileHash = keccak256("another file");
+            IContributionLedger.OutcomeProof memory outcome = outcomes[index];
+            bytes memory honest = _signSubmission(first, aliceNodeKey);
+            bytes memory stolen = _signSubmission(second, aliceNodeKey);
+            if (index != 0) {
+                vm.expectRevert(abi.encodeWithSelector(IFaultCourtErrors.FaultAlreadyBanned.selector, runId, alice));
+            }
+            faults.proveDoubleSubmission(outcome, _held(outcome, first, honest), second, stolen);
+        }
+        assertEq(_ours(alice), REQUIRED_STAKE - REQUIRED_STAKE * EXACT_FRAUD_PPM / PPM, "one slash");
     }
 
     // ------------------------------------- R10, R14: what a worker can commit itself

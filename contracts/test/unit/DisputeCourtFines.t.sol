@@ -151,17 +151,49 @@ contract DisputeCourtFinesTest is VerdictTest {
         assertEq(_stakeOf(validators[0]), left - left * WRONG_VERDICT_PPM / PPM, "and again");
     }
 
-    /// @dev Whether a file could be had cannot be proven to somebody else.
-    function testFuzz_fineSigner_reverts_forHavingSaidThatAFileCouldNotBeHad(bool incomplete, bool fraud) public {
-        _overturn(uint16(incomplete ? INCOMPLETE : REJECTED) << 8 | UNAVAILABLE, fraud ? EXACT : ACCEPT);
+    /// @dev The file, its ticket and its signature, and earlier batches: jurors may have been shown others.
+    function testFuzz_fineSigner_reverts_forWhatValidatorsWereShown(uint8 reason, bool incomplete, bool fraud) public {
+        reason = uint8(bound(reason, FIRST_AS_SHOWN, LAST_AS_SHOWN));
+        _overturn(uint16(incomplete ? INCOMPLETE : REJECTED) << 8 | reason, fraud ? EXACT : ACCEPT);
+        _expectNoFine();
+    }
+
+    function testFuzz_fineSigner_reverts_forWhatJurorsWereShown(uint8 reason, bool fraud) public {
+        reason = uint8(bound(reason, FIRST_AS_SHOWN, LAST_AS_SHOWN));
+        vm.assume(reason != UNAVAILABLE);
+        _overturn(fraud ? EXACT : ACCEPT, uint16(REJECTED) << 8 | reason);
+        _expectNoFine();
+    }
+
+    /// @dev One juror that was shown something else excuses nobody, in whatever order the votes are revealed.
+    function testFuzz_fineSigner_works_whenMostJurorsGaveAnotherReason(bool first) public {
+        uint16 late = uint16(REJECTED) << 8 | 13;
+        _judge(_one(_pack(_outcome(alice, 1, 0, ACCEPTED))), QUORUM);
+        _challengeAndDraw(0, REJECT);
+        _voteAll(_leaf(_batchId, 0, _records[0]), first ? late : REJECT, REJECT, first ? REJECT : late);
+        court.settle(_outcomeAt(0));
+        court.fineSigner(_outcomeAt(0), validators[0]);
+        assertLt(_stakeOf(validators[0]), REQUIRED_VALIDATOR_STAKE, "fined");
+    }
+
+    function testFuzz_fineSigner_works_forOtherReasons(uint8 reason, bool recorded) public {
+        vm.assume(reason < FIRST_AS_SHOWN || reason > LAST_AS_SHOWN);
+        uint16 rejected = uint16(REJECTED) << 8 | reason;
+        recorded ? _overturn(rejected, ACCEPT) : _overturn(ACCEPT, rejected);
+        court.fineSigner(_outcomeAt(0), validators[0]);
+        assertLt(_stakeOf(validators[0]), REQUIRED_VALIDATOR_STAKE, "fined");
+    }
+
+    function _expectNoFine() private {
         IContributionLedger.OutcomeProof memory outcome = _outcomeAt(0);
         _expectNothingDue(_fraudLeaf, validators[0]);
         court.fineSigner(outcome, validators[0]);
     }
 
-    /// @dev Validators that accept or convict had the file; with such a verdict that reason excuses nobody.
-    function testFuzz_fineSigner_works_whenTheReasonDoesNotBelongToTheVerdict(bool accepted) public {
-        _overturn(uint16(accepted ? ACCEPTED : FRAUD) << 8 | UNAVAILABLE, REJECT);
+    /// @dev Validators that accept or convict saw everything; with such a verdict that reason excuses nobody.
+    function testFuzz_fineSigner_works_whenTheReasonDoesNotBelongToTheVerdict(uint8 reason, bool accepted) public {
+        reason = uint8(bound(reason, FIRST_AS_SHOWN, LAST_AS_SHOWN));
+        _overturn(uint16(accepted ? ACCEPTED : FRAUD) << 8 | reason, REJECT);
         court.fineSigner(_outcomeAt(0), validators[0]);
         assertLt(_stakeOf(validators[0]), REQUIRED_VALIDATOR_STAKE, "fined");
     }

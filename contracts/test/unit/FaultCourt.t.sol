@@ -368,12 +368,18 @@ contract FaultCourtTest is CourtTest {
         );
     }
 
-    function test_proveDoubleSubmission_punishesASlotOnce() public {
+    /// @dev Else a stolen key could be used for one slot after the other, until nothing is left.
+    function testFuzz_proveDoubleSubmission_punishesAWorkerOnce(bool sameSlot) public {
         _prove(_pair());
+        uint32 index = sameSlot ? 0 : 1;
+        if (!sameSlot) _judge(_one(_record(alice, 1, index, ACCEPTED)), QUORUM);
         Pair memory p = _pair();
+        (p.first.index, p.second.index) = (index, index);
+        p.first = sameSlot ? p.first : _submission(alice, 1, index);
+        p.firstSignature = _signSubmission(p.first, aliceNodeKey);
         p.second.fileHash = keccak256("a third file");
         _signSecond(p, aliceNodeKey);
-        _expectSettled(_doubleSubmission());
+        vm.expectRevert(abi.encodeWithSelector(IFaultCourtErrors.FaultAlreadyBanned.selector, runId, alice));
         _prove(p);
     }
 

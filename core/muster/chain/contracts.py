@@ -434,7 +434,8 @@ class FaultCourt(Contract):
         second_signature: bytes,
     ) -> Receipt:
         """Slashes and bans from a run a worker whose node signed another submission for a slot
-        that was judged. It costs what an exact fraud costs by the terms of the batch.
+        that was judged. It costs what an exact fraud costs by the terms of the batch, and
+        nothing while the worker is banned from the run already.
         """
 
     async def prove_misrecord(

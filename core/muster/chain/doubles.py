@@ -8,7 +8,7 @@ over records that contradict what the batch holds.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVar
 
@@ -201,6 +201,14 @@ class Misrecord:
 
 Fault: TypeAlias = DoubleOutcome | DoubleSubmission | Misrecord
 """A fault that FaultCourt accepts as proven."""
+
+
+def each_once(faults: Iterable[Fault]) -> list[Fault]:
+    """Return the faults without repetitions, and one double submission of each worker: the first
+    that is proven bans it, and another costs a banned worker nothing.
+    """
+    of_worker = Offence.DOUBLE_SUBMISSION
+    return list({f.owner if f.offence is of_worker else f.filed: f for f in faults}.values())
 
 
 def find_misrecords(

@@ -21,6 +21,7 @@ MAX_TRIES = 512
 """Most places that a draw tries."""
 _SUMMONS = b"muster.summons"
 _EXACT_REASONS = range(30, 60)
+_AS_SHOWN = range(10, 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +77,16 @@ def is_same(a: int, b: int) -> bool:
     return a >> 8 == b >> 8 and is_exact(a) == is_exact(b)
 
 
+def is_as_shown(ruling: int) -> bool:
+    """Return whether a ruling depends on what the committer of the batch showed: its reason is one
+    of check 1.
+    """
+    return ruling >> 8 not in (Verdict.ACCEPTED, Verdict.FRAUD) and ruling & 0xFF in _AS_SHOWN
+
+
 def is_unavailable(ruling: int) -> bool:
     """Return whether a ruling says that a file could not be obtained."""
-    said = ruling >> 8 not in (Verdict.ACCEPTED, Verdict.FRAUD)
-    return said and ruling & 0xFF == Reason.FILE_UNAVAILABLE
+    return is_as_shown(ruling) and ruling & 0xFF == Reason.FILE_UNAVAILABLE
 
 
 def kind_of(ruling: int) -> int:
@@ -89,6 +96,15 @@ def kind_of(ruling: int) -> int:
     if not ruling or is_unavailable(ruling):
         return 0
     return ruling >> 8 << 1 | is_exact(ruling)
+
+
+def spares_signers(recorded: int, ruling: int, votes: Iterable[int]) -> bool:
+    """Return whether no signer is fined for a record that votes replaced by a ruling: the record,
+    or most votes of the ruling's kind, depend on what the committer of the batch showed.
+    """
+    seen = [vote for vote in votes if kind_of(vote)]
+    for_it = sum(kind_of(vote) == kind_of(ruling) for vote in seen)
+    return is_as_shown(recorded) or 2 * sum(map(is_as_shown, seen)) > for_it
 
 
 def prevailing(votes: Iterable[int]) -> int | None:

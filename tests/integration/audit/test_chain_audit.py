@@ -442,7 +442,7 @@ async def penniless(net: Scenario) -> Recording:
     batch_id = await net.judge(submission, accepted(1, submission))
     proof, owner = await net.proof(batch_id, 0), net.of(OWNER)
     case_id = await net.claim(proof, submission, HONEST, REJECT)
-    reasons = (Reason.SCHEMA, Reason.LATE, Reason.PROOF_COUNT)
+    reasons = (Reason.PROOF_COUNT, Reason.LATE, Reason.SCHEMA)
     votes = [Ruling(Verdict.REJECTED, reason) for reason in reasons]
     await net.vote(case_id, dict(zip(await net.draw(case_id), votes, strict=True)))
     await owner.runs.close_run(net.run_id)

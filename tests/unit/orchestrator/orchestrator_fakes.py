@@ -340,6 +340,9 @@ class FakeFaults:
         self._ledger.maybe_fail()
         self.proven.append((offence, owner, tag))
         subject = SlashSubject(RUN, owner, offence, tag, 0, 0)
+        if offence is Offence.DOUBLE_SUBMISSION:
+            banned = {"run_id": RUN, "worker": owner, "escrow_id": escrow_of(subject)}
+            self._ledger._emit("WorkerRegistry", "WorkerBanned", **banned)
         self._ledger._emit("StakeVault", "Slashed", **slash_of(subject, 5))
         return object()
 

@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from muster.api import BatchChecking
 from muster.api.answers import AccountAddress, BatchEntry, HexBytes, HexHash, HexSignature
-from muster.chain import BatchView, Chain
+from muster.chain import BatchView, Chain, WorkerStatus
 from muster.chain.doubles import (
     WITHHELD,
     DoubleOutcome,
@@ -36,6 +36,7 @@ from muster.chain.doubles import (
     Fault,
     SignedRecords,
     SignedWork,
+    each_once,
     find_misrecords,
 )
 from muster.client.audit.contradictions import Contradiction, Kind, at_outcomes
@@ -381,7 +382,12 @@ def find_faults(view: Ledger, domain: Domain, run_id: RunId, store: EvidenceFold
         *_double_submissions(view, domain, run_id, store),
         *_misrecords(view, domain, run_id, store),
     ]
-    return [fault for fault in found if fault.filed not in settled]
+    return each_once(f for f in found if f.filed not in settled and not _is_banned(view, run_id, f))
+
+
+def _is_banned(view: Ledger, run_id: RunId, fault: Fault) -> bool:
+    member = view.member(run_id, fault.owner)
+    return member is not None and member.status == WorkerStatus.BANNED
 
 
 def _double_outcomes(

@@ -22,7 +22,7 @@ from muster.client.audit.outcome_table import OutcomeTable
 from muster.client.quantities import format_tokens
 from muster.protocol.encoding import abi_words, address_bytes, keccak
 from muster.protocol.ids import Hash32, RunId
-from muster.protocol.jury import BENCH, Ruling, is_exact, is_unavailable
+from muster.protocol.jury import BENCH, Ruling, is_exact, spares_signers
 from muster.protocol.messages import OutcomeRecord, Verdict
 
 PPM = 1_000_000
@@ -282,10 +282,12 @@ def _signer_problems(view: Ledger, slash: SlashView) -> Problems:
 
 
 def _lost_cases(view: Ledger, batch_id: int) -> Iterator[CaseView]:
-    """Yield the cases for which a batch's signers are slashed; not those about missing files."""
+    """Yield the cases for which a batch's signers are slashed; not those that depend on what the
+    committer of the batch showed.
+    """
     for case in view.cases.values():
-        is_seen = not is_unavailable(case.recorded) and not case.is_summons
-        if case.batch_id == batch_id and case.overturned and is_seen:
+        is_spared = spares_signers(case.recorded, case.ruling, case.votes.values())
+        if case.batch_id == batch_id and case.overturned and not (is_spared or case.is_summons):
             yield case
 
 

@@ -16,7 +16,7 @@ from muster.client.quantities import format_time, format_tokens
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Address, RunId
-from muster.protocol.jury import Ruling, is_unavailable
+from muster.protocol.jury import Ruling, spares_signers
 from muster.protocol.messages import Verdict
 
 
@@ -65,13 +65,14 @@ def phase_of(case: CaseView, terms: CourtTerms, now: float) -> tuple[str, int | 
 def penalties_of(view: ChainView, case: CaseView) -> list[Penalty]:
     """Return the fines that a closed case allows and nobody has claimed.
 
-    They apply to signers of an overturned outcome, unless they signed that the file was
-    unavailable, and to jurors that did not reveal a vote.
+    They apply to signers of an overturned outcome, unless it or the votes against it depend on
+    what the committer of the batch showed, and to jurors that did not reveal a vote.
     """
     if not case.closed:
         return []
     batch = view.batches[case.batch_id]
-    is_wrong = case.overturned and not case.is_summons and not is_unavailable(case.recorded)
+    is_spared = spares_signers(case.recorded, case.ruling, case.votes.values())
+    is_wrong = case.overturned and not case.is_summons and not is_spared
     signers = batch.signed_by(view.runs[case.run_id].seats) if is_wrong else []
     fined = {(slash.offence, slash.owner, slash.tag) for slash in view.slashes}
     due = [

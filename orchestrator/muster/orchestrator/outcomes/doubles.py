@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import select
 
-from muster.chain import BatchView, Offence
+from muster.chain import BatchView, Offence, WorkerStatus
 from muster.chain.doubles import (
     WITHHELD,
     DoubleOutcome,
@@ -22,6 +22,7 @@ from muster.chain.doubles import (
     Fault,
     SignedRecords,
     SignedWork,
+    each_once,
     find_misrecords,
     tag_of,
 )
@@ -98,11 +99,13 @@ class Doubles:
             *await self._misrecords(),
         ]
         done = {(s.owner, s.offence, s.tag) for s in self._projection.slashes}
-        return list({d.filed: d for d in found if d.filed not in done and self._costs(d)}.values())
+        return each_once(d for d in found if d.filed not in done and self._costs(d))
 
     def _costs(self, double: Fault) -> bool:
         stake = self._projection.view.stake(self._projection.run_id, double.owner)
-        return stake.active_wei + stake.unbonding_wei > 0
+        member = self._projection.run.members.get(double.owner)
+        is_banned = member is not None and member.status == WorkerStatus.BANNED
+        return stake.active_wei + stake.unbonding_wei > 0 and not is_banned
 
     def _outcomes(self, rows: Iterable[_Kept]) -> Iterator[Fault]:
         for row in rows:

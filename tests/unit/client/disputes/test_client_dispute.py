@@ -88,7 +88,7 @@ def test_offer_says_what_it_costs_who_sits_and_until_when() -> None:
     assert "10 of 10 tokens; lost unless the jury finds the same" in text
     assert "jury    3 of the 5 that may sit" in text
     assert "until 1970-01-12 13:46:40 UTC" in text
-    assert "rejected for late" in text
+    assert "rejected for schema" in text
     assert "2 min at most" in text
     OFFER.require(now=999_999)
 
@@ -96,11 +96,11 @@ def test_offer_says_what_it_costs_who_sits_and_until_when() -> None:
 @pytest.mark.parametrize(
     ("changes", "now", "message"),
     [
-        ({"ruling": REJECTED}, 0, "recorded as rejected for late already"),
+        ({"ruling": REJECTED}, 0, "recorded as rejected for schema already"),
         (
             {"ruling": Ruling(Verdict.REJECTED, Reason.TOPLOC_MISMATCH)},
             0,
-            "recorded as rejected for late already",
+            "recorded as rejected for schema already",
         ),
         ({}, 1_000_000, "window closed at 1970-01-12"),
         ({"bench": 0}, 0, "nobody of the network's bench may judge"),
@@ -297,7 +297,7 @@ def test_cases_are_listed_by_run_for_programs_and_people() -> None:
         "batch": 1,
         "position": 0,
         "summons": False,
-        "recorded": "rejected for late",
+        "recorded": "rejected for schema",
         "claims": [{"claimant": STRANGER, "ruling": "accepted"}],
         "phase": "revealing",
         "bench": 5,
@@ -312,7 +312,10 @@ def test_cases_are_listed_by_run_for_programs_and_people() -> None:
         "fees_due": [],
     }
     row = make_row(case)
-    assert (row[0], row[2:6]) == ("1:0", ["rejected for late", "accepted", "revealing", "2/2 of 5"])
+    assert (row[0], row[2:6]) == (
+        "1:0",
+        ["rejected for schema", "accepted", "revealing", "2/2 of 5"],
+    )
 
 
 def test_summons_has_nothing_recorded_and_nobody_claims() -> None:
@@ -329,6 +332,8 @@ def test_ruling_that_nobody_knows_is_shown_by_its_number() -> None:
 
 
 # What is left to do
+
+REUSED = Ruling(Verdict.REJECTED, Reason.SLOT_REUSED).number
 
 
 def closed(**changes: Any) -> Any:
@@ -353,9 +358,11 @@ def test_overturned_case_lets_anybody_fine_signers_and_absent_jurors_once() -> N
     [
         UPHELD,
         OVERTURNED | {"recorded": Ruling(Verdict.REJECTED, Reason.FILE_UNAVAILABLE).number},
+        OVERTURNED | {"recorded": Ruling(Verdict.REJECTED, Reason.UNKNOWN_TICKET).number},
+        OVERTURNED | {"ruling": REUSED, "votes": {ME: REUSED}},
         OVERTURNED | {"recorded": 0},
     ],
-    ids=["upheld", "unavailable", "unjudged"],
+    ids=["upheld", "unavailable", "no ticket shown", "other batch shown", "unjudged"],
 )
 def test_signers_are_spared(changes: dict[str, Any]) -> None:
     case = closed(**changes)

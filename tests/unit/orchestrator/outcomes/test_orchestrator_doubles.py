@@ -194,9 +194,11 @@ async def test_to_have_called_a_batch_withheld_contradicts_nothing(
     assert bench.network.chain.ledger.posted[0][1] == records
 
 
-async def double_upload(bench: Bench, **changes: Any) -> tuple[Submission, Submission]:
+async def double_upload(
+    bench: Bench, body: bytes = b"a file", **changes: Any
+) -> tuple[Submission, Submission]:
     """A node uploads a file, then signs something else for the slot, which is refused."""
-    submission = await bench.upload()
+    submission = await bench.upload(body=body)
     other = replace(submission, **changes)
     async with bench.node() as api:
         assert await refused(
@@ -223,6 +225,18 @@ async def test_second_submission_for_a_slot_is_shown_once_the_first_is_judged(
     worker = bench.network.worker(0).address
     assert proven(bench) == [(Offence.DOUBLE_SUBMISSION, worker, slot_tag(submission))]
     assert bench.network.view.contradictions == []
+
+
+async def test_a_worker_is_punished_for_one_double_submission(bench: Bench) -> None:
+    other = file_hash(b"another file")
+    bodies = (b"a file", b"a second file")
+    firsts = [(await double_upload(bench, body, file_hash=other))[0] for body in bodies]
+    await bench.commit()
+    await bench.judge(1, firsts)
+    await bench.record()
+    await bench.report()
+    await bench.report()
+    assert [offence for offence, *_ in proven(bench)] == [Offence.DOUBLE_SUBMISSION]
 
 
 async def test_second_submission_is_shown_when_the_database_was_lost(tmp_path: Path) -> None:

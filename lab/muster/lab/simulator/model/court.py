@@ -8,6 +8,7 @@ from typing import Any
 from muster.lab.simulator.model.ledger import Ledger
 from muster.lab.simulator.model.words import (
     ABSENT_JUROR,
+    BANNED,
     BENCH,
     DOUBLE_OUTCOME,
     DOUBLE_SUBMISSION,
@@ -322,7 +323,7 @@ class Court(Ledger):
         leaf, header = self.standing(proof).leaf, proof.header
         case = self.cases.get(leaf)
         wrong = case is not None and case.status == OVERTURNED
-        wrong = wrong and case is not None and not is_unavailable(case.recorded)
+        wrong = wrong and case is not None and not case.spares_signers()
         wrong = wrong and bool(self.seat_bit(header.run, validator) & header.signers)
         need(wrong, "CourtNothingDue", leaf, validator)
         assert case is not None
@@ -421,6 +422,8 @@ class Court(Ledger):
         contrary = first[:4] == second[:4] and first != second
         contrary = contrary and self._answers(header, second.worker, other)
         need(contrary, "FaultNoEquivocation", first.worker, other)
+        member = self.members[header.run, first.worker]
+        need(member.status != BANNED, "FaultAlreadyBanned", header.run, first.worker)
         tag = first.step << 32 | first.index
         escrow = ("escrow", header.run, first.worker, DOUBLE_SUBMISSION, tag)
         self._convict(header.run, first.worker, escrow, True)

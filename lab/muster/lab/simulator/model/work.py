@@ -170,6 +170,11 @@ class Case:
     is_proven: bool = False
     """Whether a claim proved that the batch holds the work."""
 
+    def spares_signers(self) -> bool:
+        """Return whether the record, or most votes for what stands, depend on what was shown."""
+        shown = [each for each in self.revealed.values() if is_seen(each) and is_as_shown(each)]
+        return is_as_shown(self.recorded) or 2 * len(shown) > self.leading()[1]
+
     def leading(self) -> tuple[int, int, bool]:
         """Return the ruling by which the kind with most votes took the lead, the votes of its kind,
         and whether another kind has as many.
@@ -220,8 +225,13 @@ def is_same(one: int, other: int) -> bool:
     return one >> 8 == other >> 8 and is_exact(one) == is_exact(other)
 
 
+def is_as_shown(ruling: int) -> bool:
+    """Return whether a ruling depends on what the committer of the batch showed."""
+    return 10 <= ruling & 255 <= 19 and ruling >> 8 not in (ACCEPTED, FRAUD)
+
+
 def is_unavailable(ruling: int) -> bool:
-    return ruling & 255 == UNAVAILABLE and ruling >> 8 not in (ACCEPTED, FRAUD)
+    return ruling & 255 == UNAVAILABLE and is_as_shown(ruling)
 
 
 def is_seen(ruling: int) -> bool:
