@@ -68,7 +68,12 @@ def _term(trials: int, k: int, log_rate: float, log_rest: float) -> float:
 def _log_ways(trials: int, k: int) -> float:
     """Return the logarithm of the binomial coefficient."""
     few = min(k, trials - k)
+    rest = trials - few
     if few <= 32:
-        # For large numbers the difference of log-gamma values loses all digits.
         return math.fsum(math.log((trials - i) / (i + 1)) for i in range(few))
-    return math.lgamma(trials + 1) - math.lgamma(k + 1) - math.lgamma(trials - k + 1)
+    if trials < 10**6:
+        return math.lgamma(trials + 1) - math.lgamma(few + 1) - math.lgamma(rest + 1)
+    # For large numbers the difference of log-gamma values loses all digits. This is the difference
+    # of Stirling's series of two of them.
+    falling = few * math.log(trials) - few - (rest + 0.5) * math.log1p(-few / trials)
+    return falling + (1 / trials - 1 / rest) / 12 - math.lgamma(few + 1)

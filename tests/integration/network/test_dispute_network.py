@@ -50,7 +50,9 @@ class InLeague(ValidatorLoop):
     """Rejects every submission."""
 
     async def judge_claim(self, claim: ClaimedWork) -> tuple[Judgement, bytes | None]:
-        return unread(claim, FailedCheck(Verdict.REJECTED, Reason.SCHEMA, "we do not like it")), None
+        return unread(
+            claim, FailedCheck(Verdict.REJECTED, Reason.SCHEMA, "we do not like it")
+        ), None
 
 
 async def muster(network: Network, *words: str) -> Any:

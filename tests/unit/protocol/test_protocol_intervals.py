@@ -60,3 +60,12 @@ def test_tails_of_large_samples_are_quick_and_right() -> None:
     # Poisson with mean 1, and a mean far above.
     assert at_least(10**15, 1e-15, 3) == pytest.approx(1 - 2.5 / math.e)
     assert at_least(10**15, 0.5, 20) == 1
+
+
+@pytest.mark.parametrize("trials", [10**6 - 1, 10**6, 368_934_881_474_191_032])
+@pytest.mark.parametrize("count", [1, 32, 33, 500])
+def test_rare_events_of_many_trials_have_the_terms_of_the_law(trials: int, count: int) -> None:
+    rate = count / trials
+    ways = math.log(math.comb(trials, count))
+    expected = ways + count * math.log(rate) + (trials - count) * math.log1p(-rate)
+    assert math.log(exactly(trials, rate, count)) == pytest.approx(expected, abs=1e-8)
