@@ -7,6 +7,7 @@ confirmation, and carries it out.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from muster.chain import Chain, ChainView, PauseCause, Receipt, RewardClaim, RunTerms, RunView
 from muster.client.preflight import require_ordered_slashes
 from muster.client.quantities import format_duration, format_slashes, format_time, format_tokens
+from muster.client.rewards import PARALLEL_CALLS
 from muster.protocol.errors import ConfigError, ContractRevert, NotYet
 from muster.protocol.ids import Address, Hash32
 from muster.protocol.messages import Verdict
@@ -176,7 +178,13 @@ async def recover(subject: Subject) -> Act:
         if record.verdict is not Verdict.ACCEPTED
         or record.leaf(batch.batch_id, position) in subject.view.cases
     ]
-    amounts = [await _recoverable_wei(subject.chain, claim) for claim in candidates]
+    asking = asyncio.Semaphore(PARALLEL_CALLS)
+
+    async def recoverable_wei(claim: RewardClaim) -> int | None:
+        async with asking:
+            return await _recoverable_wei(subject.chain, claim)
+
+    amounts = await asyncio.gather(*map(recoverable_wei, candidates))
     found = [claim for claim, wei in zip(candidates, amounts, strict=True) if wei is not None]
     if not found:
         raise ConfigError(

@@ -213,6 +213,11 @@ class StreamReader:
 
     async def _reach(self, cursor: Cursor) -> None:
         """Wait until the chain's stream includes the cursor, and check that it is the same one."""
+        if len(self._ledger.stream()) < cursor.position:
+            logger.warning(
+                "waiting until the chain has again what was trained on",
+                extra={"records": len(self._ledger.stream()), "trained_on": cursor.position},
+            )
         while len(self._ledger.stream()) < cursor.position:
             await self._ledger.changed()
         stream = self._ledger.stream()
