@@ -38,14 +38,16 @@ class VerdictTally:
     reasons: Counter[Reason] = field(default_factory=Counter)
     """Reasons of the others, with counts."""
 
-    def add(self, record: OutcomeRecord, verdict: Verdict, count: int = 1) -> None:
-        """Count one outcome by its standing verdict; a count of -1 removes it."""
+    def add(
+        self, record: OutcomeRecord, verdict: Verdict, reason: Reason | None, count: int
+    ) -> None:
+        """Count one outcome by its standing verdict and reason; a count of -1 removes it."""
         name = verdict.name.lower()
         setattr(self, name, getattr(self, name) + count)
         if verdict is Verdict.ACCEPTED:
             self.units += count * record.units
-        else:
-            self.reasons[record.reason] += count
+        elif reason is not None:
+            self.reasons[reason] += count
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,14 +378,17 @@ class Projection:
             self._judged[record.file_hash] = judged
         self._posted_units[record.worker_id] += record.units
         self._by_worker[record.worker_id].append(judged)
-        self._count(judged, record.verdict)
+        self._count(judged, record.verdict, record.reason)
         if record.verdict is Verdict.FRAUD:
             self.frauds.append((batch_id, position))
 
-    def _count(self, judged: Judged, verdict: Verdict, count: int = 1) -> None:
+    def _count(
+        self, judged: Judged, verdict: Verdict, reason: Reason | None, count: int = 1
+    ) -> None:
         record = judged.record
-        self.total.add(record, verdict, count)
-        self._tallies.setdefault(record.worker_id, VerdictTally()).add(record, verdict, count)
+        tally = self._tallies.setdefault(record.worker_id, VerdictTally())
+        for each in (self.total, tally):
+            each.add(record, verdict, reason, count)
         listed = self._by_verdict[verdict]
         if count > 0:
             listed.append(judged)
@@ -397,5 +402,7 @@ class Projection:
             return
         record = batch.records[case.position]
         judged = Judged(case.batch_id, case.position, record)
-        self._count(judged, record.verdict, -1)
-        self._count(judged, self.standing_verdict(judged))
+        self._count(judged, record.verdict, record.reason, -1)
+        # Jurors may rule for a reason that nobody knows.
+        reason = next((each for each in Reason if each == case.ruling & 0xFF), None)
+        self._count(judged, self.standing_verdict(judged), reason)

@@ -30,7 +30,7 @@ from muster.tasks.sandbox import (
     sandbox as running,
     self_test,
 )
-from muster.tasks.sandbox.command import Tools, find_tools
+from muster.tasks.sandbox.command import STACK_BYTES, Tools, find_tools
 from muster.tasks.sandbox.per_run import FIRST_ID, IDS, memory_group, unused_id
 from muster.tasks.sandbox.sandbox import TimeUsed, time_used_by
 from muster.tasks.sandbox.seccomp import filter_program
@@ -92,6 +92,12 @@ def run_one(sandbox: Sandbox, program: str, given: str = "", limits: Limits = SH
 
 
 # What programs may do
+
+
+def test_every_program_has_the_same_stack(sandbox: Sandbox) -> None:
+    program = "import resource as r; print(r.getrlimit(r.RLIMIT_STACK))"
+    expected = f"({STACK_BYTES}, {STACK_BYTES})\n".encode()
+    assert run_one(sandbox, program).out == expected
 
 
 def test_program_reads_standard_input_and_writes_standard_output(sandbox: Sandbox) -> None:

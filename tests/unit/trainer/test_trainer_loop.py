@@ -15,7 +15,7 @@ from trainer_world import RUN, World, die, dying, without_time
 
 from muster.inference.transformers_engine import TransformersEngine
 from muster.lifecycle import ComputeThread
-from muster.protocol.errors import ApiError, NotYet
+from muster.protocol.errors import ApiError, EngineError, NotYet
 from muster.protocol.ids import Hash32, PolicyVersion
 from muster.tasks.toys import make_sort
 from muster.telemetry import KeyValueFormatter
@@ -153,14 +153,15 @@ async def test_ranks_hear_from_the_leader_during_an_evaluation(world: World) -> 
     assert len(beats) == 2
 
 
+@pytest.mark.parametrize("error", [NotYet, EngineError])
 async def test_a_version_that_could_not_be_graded_is_evaluated_after_a_restart(
-    world: World,
+    world: World, error: type[NotYet | EngineError]
 ) -> None:
     class Disturbed(Evaluator):
         """Evaluates on a machine that can grade nothing."""
 
         def evaluate(self, folder: Path, version: PolicyVersion) -> Evaluation:
-            raise NotYet(f"version {version} in {folder} could not be graded")
+            raise error(f"version {version} in {folder} could not be graded")
 
     problems, engine = make_sort(5, 1), TransformersEngine()
     await world.train(1, evaluator=Disturbed(problems, engine, world.recipe))

@@ -45,7 +45,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from muster.lifecycle import ComputeThread
-from muster.protocol.errors import NotYet, StorageError
+from muster.protocol.errors import EngineError, NotYet, StorageError
 from muster.protocol.ids import PolicyVersion, Step
 from muster.protocol.recipe import Recipe
 from muster.trainer.learn.learner import Learner
@@ -296,7 +296,7 @@ class Trainer:
         try:
             with self._timed("evaluate_s"):
                 evaluation = await thread.run(parts.evaluator.evaluate, folder, version)
-        except NotYet as error:
+        except (EngineError, NotYet) as error:
             said = {"policy_version": version, "error": str(error)}
             logger.warning("version not evaluated", extra=said)
             return

@@ -38,6 +38,7 @@ from muster.protocol.encoding import keccak
 from muster.protocol.ids import Address, Hash32, RunId
 from muster.protocol.messages import Verdict
 from muster.protocol.schedule import (
+    STAGE_TIMEOUTS,
     SignedOutcomes,
     Stage,
     Timing,
@@ -336,7 +337,8 @@ def _majority(posting: Posting) -> int:
 def _is_settled(posting: Posting, known: Collection[Address], timeout_s: int) -> bool:
     """Return whether the largest group may decide: all handed in, or the last stage is over."""
     waited = posting.posted_at - posting.batch.committed_at
-    return waited >= 4 * timeout_s or set(known) >= set(posting.order)
+    # The last of three stages begins after two.
+    return waited >= 2 * STAGE_TIMEOUTS * timeout_s or set(known) >= set(posting.order)
 
 
 def _postings(

@@ -16,6 +16,8 @@ from pathlib import Path
 
 RUNNER = Path(__file__).with_name("runner.py")
 """Source of the runner."""
+STACK_BYTES = 8 << 20
+"""Stack of a program, whatever the user's limit is."""
 _TMP_BYTES = 16 << 20
 _TMP_FILES = 1024
 """Most files, folders and links that a program may make: each takes a kilobyte of kernel memory."""
@@ -224,6 +226,8 @@ def _prlimit(tools: Tools, limits: Limits, *, is_counted: bool) -> list[str]:
         "as": limits.memory_bytes,
         "fsize": limits.file_bytes,
         "nofile": 64,
+        # Deep recursion must end alike on all machines.
+        "stack": STACK_BYTES,
         "core": 0,
         "cpu": limits.total_cpu_s,
         "memlock": 0,

@@ -47,6 +47,7 @@ from muster.orchestrator.db.query import plain
 from muster.orchestrator.outcomes.settlement import Payments
 from muster.protocol.errors import ChainUnreachable
 from muster.protocol.ids import Address, Hash32
+from muster.protocol.jury import Ruling
 from muster.protocol.messages import Reason, Submission, Verdict
 
 STATIC = Path(render.__file__).parent / "static"
@@ -156,6 +157,18 @@ async def test_overturned_verdict_counts_as_the_one_that_stands(site: Site) -> N
     rebuilt = site.bench.services.projection.total
     site.bench.services.projection.rebuild()
     assert site.bench.services.projection.total == rebuilt
+
+
+async def test_a_worker_s_reasons_are_those_that_stand(empty: Bench) -> None:
+    submission = await empty.upload()
+    await empty.commit()
+    await empty.judge(1, [submission])
+    await empty.record()
+    found = Ruling(Verdict.FRAUD, Reason.WRONG_SEED)
+    empty.network.close_case(empty.network.open_case(1, 0, found), found)
+    empty.services.projection.rebuild()
+    tally = empty.services.projection.tally(1)
+    assert (tally.accepted, tally.fraud, tally.reasons) == (0, 1, {Reason.WRONG_SEED: 1})
 
 
 async def test_work_that_nobody_judged_is_void_unless_its_worker_called_judges(
