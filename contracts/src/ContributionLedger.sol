@@ -418,14 +418,23 @@ contract ContributionLedger is IContributionLedger, EIP712 {
         Batch calldata batch = outcome.batch;
         Submission calldata submission = work.submission;
         _requireFraud(outcome, standing.verdict);
-        (address signer, bool isHeld, bool isNamed) = _evidence(outcome, standing.outcome, work);
-        // Whoever a record does not name cannot know that it has to be contested.
-        require(isHeld && (isNamed || _isRuled(standing)), LedgerInvalidSubmission(submission.worker, signer));
+        _requireJudged(outcome, standing, work);
         IStakeVault.Verdict memory verdict =
             _verdictOf(outcome, standing, submission.worker, OutcomeRecordLib.tagOf(submission.step, submission.index));
         bytes32 escrowId = EscrowLib.idOf(verdict);
         amount = vault.hold(verdict, _convict(batch, verdict, escrowId));
         emit FraudExecuted(batch.batchId, submission.worker, escrowId, standing.leaf, outcome.position, amount);
+    }
+
+    /// @dev Reverts unless a standing outcome is about work that its batch holds: whoever a record does not name cannot know
+    ///      that it has to be contested, and a jury to which nothing was proven may have judged other work.
+    function _requireJudged(OutcomeProof calldata outcome, Standing memory standing, CommittedWork calldata work)
+        private
+        view
+    {
+        (address signer, bool isHeld, bool isNamed) = _evidence(outcome, standing.outcome, work);
+        bool isAbout = _isRuled(standing) ? court.isProven(standing.leaf) : isNamed;
+        require(isHeld && isAbout, LedgerInvalidSubmission(work.submission.worker, signer));
     }
 
     /// @dev Returns whether a jury's ruling stands in place of the recorded one.

@@ -50,6 +50,9 @@ contract DisputeCourt is IDisputeCourt {
     uint8 private constant FIRST_AS_SHOWN = 10;
     uint8 private constant LAST_AS_SHOWN = 19;
 
+    /// @dev The reason SAMPLER_DRIFT, which rests on the earlier work of its worker that a validator was shown.
+    uint8 private constant DRIFT = 71;
+
     /// @dev The key under which votes with such a reason are counted, besides their kind.
     uint16 private constant AS_SHOWN = type(uint16).max;
 
@@ -172,14 +175,19 @@ contract DisputeCourt is IDisputeCourt {
         token.safeTransferFrom(msg.sender, address(this), _bond);
     }
 
-    /// @dev A case is about what its batch is proven to hold, from the first proof on.
+    /// @dev A case is about what its batch is proven to hold, from the first proof on. In the second half of the time to
+    ///      commit it is too late: jurors vote on what they were shown.
     function _noteWork(bytes32 caseId, IContributionLedger.Submission calldata submission, bool isHeld) private {
         Case storage about = _cases[caseId];
         require(isHeld || !about.isProven, CourtUnproven(caseId));
-        if (about.isProven || !isHeld) return;
+        if (about.isProven || !isHeld || block.timestamp >= _halfOf(about)) return;
         about.isProven = true;
         about.worker = submission.worker;
         about.tag = OutcomeRecordLib.tagOf(submission.step, submission.index);
+    }
+
+    function _halfOf(Case storage open) private view returns (uint256) {
+        return open.openedAt + _commitTime / 2;
     }
 
     /// @dev One place more is the worker's, so that nobody keeps what it has to show from the jury.
@@ -258,7 +266,7 @@ contract DisputeCourt is IDisputeCourt {
         Case storage drawn = _openCase(caseId);
         require(drawn.jurors == 0, CourtJuryDrawn(caseId));
         // Jurors have the other half to commit: nobody can draw them in the last second to see them fined for absence.
-        uint256 drawEndsAt = drawn.openedAt + _commitTime / 2;
+        uint256 drawEndsAt = _halfOf(drawn);
         require(block.timestamp < drawEndsAt, CourtPhaseOver(caseId, drawEndsAt));
         require(block.number > drawn.drawBlock, CourtTooEarlyToDraw(caseId, drawn.drawBlock));
         bytes32 beacon = blockhash(drawn.drawBlock);
@@ -297,6 +305,9 @@ contract DisputeCourt is IDisputeCourt {
     function commitVote(bytes32 caseId, bytes32 commitment) external {
         Case storage open = _openCase(caseId);
         _requireCommitPhase(caseId, open);
+        // Until then a proof can change what the case is about.
+        uint256 half = _halfOf(open);
+        require(open.isProven || open.recorded == 0 || block.timestamp >= half, CourtPhaseOpen(caseId, half));
         require(_votes[caseId][msg.sender] == DRAWN, CourtNotJuror(caseId, msg.sender));
         // What is no hash stands for something else.
         require(uint256(commitment) > type(uint32).max, CourtVoteMismatch(caseId, msg.sender));
@@ -578,6 +589,11 @@ contract DisputeCourt is IDisputeCourt {
     }
 
     /// @inheritdoc IDisputeCourt
+    function isProven(bytes32 leaf) external view returns (bool) {
+        return _cases[leaf].isProven;
+    }
+
+    /// @inheritdoc IDisputeCourt
     function isOpen(bytes32 leaf) external view returns (bool) {
         return _cases[leaf].status == CaseStatus.Open;
     }
@@ -633,6 +649,7 @@ contract DisputeCourt is IDisputeCourt {
     function _isAsShown(uint16 ruling) private pure returns (bool) {
         uint8 verdict = _verdictOf(ruling);
         uint8 reason = _reasonOf(ruling);
+        if (reason == DRIFT) return verdict != OutcomeRecordLib.ACCEPTED;
         return reason >= FIRST_AS_SHOWN && reason <= LAST_AS_SHOWN && verdict != OutcomeRecordLib.ACCEPTED
             && verdict != OutcomeRecordLib.FRAUD;
     }

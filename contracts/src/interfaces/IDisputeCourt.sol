@@ -269,6 +269,9 @@ interface IDisputeCourt is IDisputeCourtErrors, IDisputeCourtEvents {
     ///         jury confirmed, or zero.
     function subjectOf(bytes32 leaf) external view returns (address worker, uint64 tag, address reporter);
 
+    /// @notice Whether a claim proved in time what the batch holds at a case's position.
+    function isProven(bytes32 leaf) external view returns (bool);
+
     /// @notice Returns whether an outcome has an open case.
     function isOpen(bytes32 leaf) external view returns (bool);
 

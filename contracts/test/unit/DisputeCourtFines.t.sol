@@ -177,11 +177,18 @@ contract DisputeCourtFinesTest is VerdictTest {
     }
 
     function testFuzz_fineSigner_works_forOtherReasons(uint8 reason, bool recorded) public {
-        vm.assume(reason < FIRST_AS_SHOWN || reason > LAST_AS_SHOWN);
+        vm.assume((reason < FIRST_AS_SHOWN || reason > LAST_AS_SHOWN) && reason != DRIFT);
         uint16 rejected = uint16(REJECTED) << 8 | reason;
         recorded ? _overturn(rejected, ACCEPT) : _overturn(ACCEPT, rejected);
         court.fineSigner(_outcomeAt(0), validators[0]);
         assertLt(_stakeOf(validators[0]), REQUIRED_VALIDATOR_STAKE, "fined");
+    }
+
+    /// @dev Validators and jurors may have been shown other earlier work of the worker.
+    function testFuzz_fineSigner_reverts_forADriftOfEarlierWork(bool fraud, bool recorded) public {
+        uint16 drift = uint16(fraud ? FRAUD : REJECTED) << 8 | DRIFT;
+        recorded ? _overturn(drift, ACCEPT) : _overturn(ACCEPT, drift);
+        _expectNoFine();
     }
 
     function _expectNoFine() private {

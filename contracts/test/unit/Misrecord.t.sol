@@ -281,6 +281,8 @@ contract MisrecordTest is CourtTest {
 
     function _endCase(uint16 ruling) private {
         _draw(_acceptedLeaf);
+        // Where nothing is proven, jurors wait until no proof can change what the case is about.
+        if (!court.isProven(_acceptedLeaf)) vm.warp(block.timestamp + COMMIT_TIME / 2);
         _voteAll(_acceptedLeaf, ruling, ruling, ruling);
         court.settle(_outcomeAt(1));
     }
@@ -317,11 +319,50 @@ contract MisrecordTest is CourtTest {
         _endCase(EXACT);
         IContributionLedger.OutcomeProof memory outcome = _outcomeAt(1);
         IContributionLedger.CommittedWork memory work = _unproven(change);
+        bytes memory reason =
+            abi.encodeWithSelector(IContributionLedgerErrors.LedgerInvalidSubmission.selector, bob, bobNode);
+        vm.expectRevert(reason);
+        ledger.executeFraud(outcome, work);
+        work = _heldByBatch(1);
+        vm.expectRevert(reason);
+        ledger.executeFraud(outcome, work);
+    }
+
+    /// @dev A proof that comes once jurors may vote changes nothing: neither who is slashed nor who is fined.
+    function testFuzz_claim_withALateProof_changesNothing(uint32 change, uint256 late) public {
+        vm.assume(change != 0);
+        _judgeBob(_outcome(bob, 1, 0, ACCEPTED));
+        _claimWith(challenger, _unproven(change), EXACT);
+        uint256 openedAt = block.timestamp;
+        _draw(_acceptedLeaf);
+        address[] memory panel = _panel(_acceptedLeaf);
+        vm.expectRevert(
+            abi.encodeWithSelector(
+                IDisputeCourtErrors.CourtPhaseOpen.selector, _acceptedLeaf, openedAt + COMMIT_TIME / 2
+            )
+        );
+        vm.prank(panel[0]);
+        court.commitVote(_acceptedLeaf, keccak256("vote"));
+        vm.warp(openedAt + bound(late, COMMIT_TIME / 2, COMMIT_TIME - 1));
+        _commitVote(_acceptedLeaf, panel[0], EXACT);
+        _announce(stranger, _acceptedLeaf, EXACT);
+        IContributionLedger.OutcomeProof memory outcome = _outcomeAt(1);
+        IContributionLedger.CommittedWork memory work = _heldByBatch(1);
+        vm.prank(stranger);
+        court.claim(outcome, work, EXACT, SALT, _noSources());
+        assertFalse(court.isProven(_acceptedLeaf), "too late");
+        _commitVote(_acceptedLeaf, panel[1], EXACT);
+        _commitVote(_acceptedLeaf, panel[2], EXACT);
+        for (uint256 i = 0; i < 3; ++i) {
+            _revealVote(_acceptedLeaf, panel[i], EXACT);
+        }
+        court.settle(outcome);
         vm.expectRevert(
             abi.encodeWithSelector(IContributionLedgerErrors.LedgerInvalidSubmission.selector, bob, bobNode)
         );
         ledger.executeFraud(outcome, work);
-        _execute(bob, 1, bobNodeKey);
+        vm.expectRevert(abi.encodeWithSelector(IDisputeCourtErrors.CourtUnproven.selector, _acceptedLeaf));
+        court.fineSigner(outcome, validators[0]);
     }
 
     /// @dev Who opens the case with a second submission does not keep the proof out, which then decides what it is about.

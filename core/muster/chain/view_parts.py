@@ -432,6 +432,10 @@ class BatchView:
         leaf = claim.submission.leaf()
         return verify_batch_proof(self.root, self.count, position, leaf, claim.proof)
 
+    def is_proven_in(self, case: CaseView) -> bool:
+        """Return whether a claim of a case about this batch proves what the batch holds."""
+        return any(self.is_proven(claim, case.position) for claim in case.claims)
+
     def claim_about(self, case: CaseView) -> ClaimView:
         """Return the claim that shows what a case about this batch is about: the first that proves
         that the batch holds its work, else the first.

@@ -79,9 +79,12 @@ def is_same(a: int, b: int) -> bool:
 
 def is_as_shown(ruling: int) -> bool:
     """Return whether a ruling depends on what the committer of the batch showed: its reason is one
-    of check 1.
+    of check 1, or rests on the worker's earlier work.
     """
-    return ruling >> 8 not in (Verdict.ACCEPTED, Verdict.FRAUD) and ruling & 0xFF in _AS_SHOWN
+    verdict, reason = ruling >> 8, ruling & 0xFF
+    if reason == Reason.SAMPLER_DRIFT:
+        return verdict != Verdict.ACCEPTED
+    return verdict not in (Verdict.ACCEPTED, Verdict.FRAUD) and reason in _AS_SHOWN
 
 
 def is_unavailable(ruling: int) -> bool:

@@ -80,7 +80,8 @@ def _subject_problems(view: Ledger, case: CaseView, domain: Domain) -> Problems:
         yield Kind.CASE_UNFOUNDED, f"the case is not about the work of {case.worker}"
     worker = view.worker_by_id.get(record.worker_id)
     slot = (record.step, record.index, record.policy_version, record.file_hash)
-    is_proven = False
+    # A later proof may come too late to count.
+    is_proven = batch.is_proven(case.claims[0], case.position)
     for claim in case.claims:
         work = claim.submission
         named = (work.step, work.index, work.policy_version, work.file_hash)
@@ -93,7 +94,6 @@ def _subject_problems(view: Ledger, case: CaseView, domain: Domain) -> Problems:
             batch, work.worker, signer_of(domain, work, claim.node_signature)
         ):
             yield Kind.CASE_UNFOUNDED, f"{claim.claimant} shows no signature of the worker's node"
-        is_proven = is_proven or is_held
         if is_same(claim.ruling, case.recorded):
             yield Kind.CASE_UNFOUNDED, f"{claim.claimant} claims what is recorded"
 

@@ -170,24 +170,34 @@ class Moment:
 
 
 def next_step(
-    case: CaseView, juror: Address, vote: Vote | None, at: Moment, terms: CourtTerms
+    case: CaseView,
+    juror: Address,
+    vote: Vote | None,
+    at: Moment,
+    terms: CourtTerms,
+    *,
+    is_proven: bool = True,
 ) -> DutyStep | None:
-    """Return the step that a juror can take now in an open case, or None."""
+    """Return the step that a juror can take now in an open case, or None.
+
+    Where no claim proved what the batch holds, one can do so in the first half of the time to
+    commit. Nobody can commit before, and the case is judged afterwards.
+    """
+    half_at = case.opened_at + terms.commit_time // 2
     commit_ends_at = case.opened_at + terms.commit_time
     if case.closed:
         return None
     if at.time >= commit_ends_at + terms.reveal_time or 0 < len(case.jurors) == len(case.votes):
         return DutyStep.SETTLE
     if not case.jurors:
-        draw_ends_at = case.opened_at + terms.commit_time // 2
-        can_draw = at.block_number >= case.draw_block and at.time < draw_ends_at
+        can_draw = at.block_number >= case.draw_block and at.time < half_at
         return DutyStep.DRAW if can_draw else None
     if juror not in case.jurors or juror in case.votes:
         return None
     if juror in case.commitments:
         has_ended = at.time >= commit_ends_at or len(case.commitments) == len(case.jurors)
         return DutyStep.REVEAL if has_ended else None
-    if at.time >= commit_ends_at:
+    if at.time >= commit_ends_at or (not is_proven and at.time < half_at):
         return None
     return DutyStep.JUDGE if vote is None else DutyStep.COMMIT
 
@@ -278,12 +288,18 @@ class JurorDuty:
         }
         unjudged = []
         for case in cases:
-            step = next_step(case, self.context.juror, self._vote(case), at, self.context.terms)
+            step = self._next_step(case, at)
             if step is DutyStep.JUDGE:
                 unjudged.append(case)
             elif step is not None:
                 self._begin(case, step, partial(acts[step], case))
         self._begin_to_judge(unjudged, at)
+
+    def _next_step(self, case: CaseView, at: Moment) -> DutyStep | None:
+        batch = self.context.view.batches[case.batch_id]
+        is_proven = case.is_summons or batch.is_proven_in(case)
+        vote, terms = self._vote(case), self.context.terms
+        return next_step(case, self.context.juror, vote, at, terms, is_proven=is_proven)
 
     async def acted(self) -> None:
         """Wait for the steps that were begun, except for judging."""

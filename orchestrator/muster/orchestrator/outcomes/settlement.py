@@ -55,13 +55,17 @@ class Settlement:
         run_id = self._projection.run_id
         executed = {(s.owner, s.offence, s.tag) for s in view.slashes if s.run_id == run_id}
         done = {(slash.batch_id, slash.position) for slash in view.slashes}
-        overturned = [
-            (case.batch_id, case.position) for case in view.cases.values() if case.overturned
-        ]
+        # The ledger executes what a jury found only where a claim proved what the batch holds.
+        overturned = {
+            (case.batch_id, case.position): view.batches[case.batch_id].is_proven_in(case)
+            for case in view.cases.values()
+            if case.overturned
+        }
         return [
             place
             for place in dict.fromkeys([*self._projection.frauds, *overturned])
             if place not in done
+            and overturned.get(place, True)
             and self._projection.batch(place[0]) is not None
             and self._filed(place) not in executed
             and view.standing_verdict(*place) is Verdict.FRAUD

@@ -94,6 +94,25 @@ def test_next_step_follows_from_the_case_and_the_time(
     assert next_step(make_case(**case), ME, vote, at, TERMS) is expected
 
 
+@pytest.mark.parametrize(
+    ("is_proven", "has_vote", "seconds", "expected"),
+    [
+        (False, False, 39, None),
+        (False, True, 39, None),
+        (False, False, 40, DutyStep.JUDGE),
+        (False, True, 40, DutyStep.COMMIT),
+        (True, False, 39, DutyStep.JUDGE),
+        (True, True, 39, DutyStep.COMMIT),
+    ],
+)
+def test_a_case_without_a_proof_is_judged_once_none_can_come(
+    is_proven: bool, has_vote: bool, seconds: int, expected: DutyStep | None
+) -> None:
+    case, vote = make_case(**DRAWN), make_vote() if has_vote else None
+    at = Moment(101, OPENED_AT + seconds)
+    assert next_step(case, ME, vote, at, TERMS, is_proven=is_proven) is expected
+
+
 # The journal
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,18 @@ async def test_fraud_that_the_court_found_is_executed(bench: Bench) -> None:
     bench.network.close_case(case, FRAUD)
     await bench.settle()
     assert len(bench.network.chain.ledger.executed) == 1
+
+
+async def test_fraud_of_a_case_that_nobody_proved_is_not_executed(bench: Bench) -> None:
+    await judged(bench, Verdict.ACCEPTED)
+    leaf = bench.network.open_case(1, 0, FRAUD)
+    case = bench.network.view.cases[leaf]
+    (claim,) = case.claims
+    other = replace(claim.submission, rollouts=claim.submission.rollouts + 1)
+    case.claims[0] = replace(claim, submission=other)
+    bench.network.close_case(leaf, FRAUD)
+    await bench.settle()
+    assert bench.network.chain.ledger.executed == []
 
 
 async def test_escrow_is_not_released_while_a_case_is_open(bench: Bench) -> None:

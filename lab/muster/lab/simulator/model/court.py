@@ -95,7 +95,8 @@ class Court(Ledger):
             self._need_commit_phase(leaf, self._open_case(leaf))
         case = self.cases[leaf]
         need(is_held or not case.is_proven, "CourtUnproven", leaf)
-        if is_held and not case.is_proven:
+        half = case.opened_at + self.fixed.commit_time // 2
+        if is_held and not case.is_proven and self.now < half:
             case.is_proven, case.worker, case.tag = True, work.worker, work.tag
         own = caller == case.worker or self.serves(caller) == case.worker
         has_room = len(case.claims) < MAX_CLAIMS + own
@@ -189,6 +190,9 @@ class Court(Ledger):
         """`vote` is ("vote", case, juror, ruling, result, salt)."""
         case = self._open_case(name)
         self._need_commit_phase(name, case)
+        half = case.opened_at + self.fixed.commit_time // 2
+        settled = case.is_proven or not case.recorded or self.now >= half
+        need(settled, "CourtPhaseOpen", name, half)
         drawn = caller in case.jury and caller not in case.commitments
         need(drawn, "CourtNotJuror", name, caller)
         case.commitments[caller] = vote

@@ -340,7 +340,8 @@ class Ledger(Parties):
         standing, header = self.standing(proof), proof.header
         self._need_fraud(proof, standing)
         is_held, is_named = self._evidence(proof, work, signer, held)
-        sound = is_held and (is_named or self._is_ruled(standing))
+        is_about = self.cases[standing.leaf].is_proven if self._is_ruled(standing) else is_named
+        sound = is_held and is_about
         need(sound, "LedgerInvalidSubmission", work.worker, signer)
         paused_until = self.runs[header.run].slash_paused_until
         need(self.now >= paused_until, "LedgerSlashingPaused", header.run, paused_until)

@@ -16,6 +16,7 @@ ACCEPTED, INCOMPLETE, REJECTED, FRAUD = range(1, 5)
 COMMITTED, JUDGED, WITHHELD = range(3)
 OPEN, UPHELD, OVERTURNED = 1, 2, 3
 UNAVAILABLE = 15
+DRIFT = 71
 """The reason code of a file that is not available."""
 MAX_COUNT = 4096
 MAX_CLAIMS = 16
@@ -227,6 +228,8 @@ def is_same(one: int, other: int) -> bool:
 
 def is_as_shown(ruling: int) -> bool:
     """Return whether a ruling depends on what the committer of the batch showed."""
+    if ruling & 255 == DRIFT:
+        return ruling >> 8 != ACCEPTED
     return 10 <= ruling & 255 <= 19 and ruling >> 8 not in (ACCEPTED, FRAUD)
 
 
