@@ -24,6 +24,7 @@ from muster.client.chain_facts import HistoryView, OutcomePlace, entry_of
 from muster.client.disputes.rerun import Rerun, claim_of, measure_conduct, recompute
 from muster.client.run_documents import TASK_SETS, read_rules
 from muster.client.sources import Signer, Sources
+from muster.client.tickets import slot_and_policy
 from muster.client.validator.batches import is_misdeclared
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.judging import MISDECLARED, Rules, outcome_record
@@ -152,7 +153,8 @@ class CaseJudge:
         holds according to a source, else the first claim's.
 
         A node may sign another one with the same file for a claim without proof, which differs in
-        what records do not name; validators never saw that one.
+        what records do not name; validators never saw that one. What a source shows counts only if
+        the record names it: else a worker would lose its bond for work that is not its own.
         """
         about = batch.claim_about(case)
         if batch.is_proven(about, case.position):
@@ -161,7 +163,11 @@ class CaseJudge:
             entries = await sources.batch(batch.batch_id, batch.root, batch.count)
         except ApiError:
             return about.submission
-        return entries[case.position].submission
+        held = entries[case.position].submission
+        named = about.submission
+        # Without a proof the court takes only claims about the work that the record names.
+        is_named = slot_and_policy(held) == slot_and_policy(named)
+        return held if is_named and held.file_hash == named.file_hash else named
 
     async def _recompute(self, at: _CaseAt, entry: BatchEntry) -> Rerun:
         claim = claim_of(self.view, at.batch, entry, at.position, self.domain)

@@ -182,6 +182,18 @@ async def test_submission_of_the_batch_is_judged_and_not_another_that_a_claim_sh
     assert (await shown.rule())[0] == ACCEPTED
 
 
+async def test_work_that_the_record_does_not_name_is_not_judged_in_its_place(world: Any) -> None:
+    hidden = world(ROWS, FRAUD)
+    forged = entry_with(FORGED)
+    other = replace(forged.submission, index=forged.submission.index + 1)
+    leaf, shown = hex0x(other.leaf()), json.loads(forged.model_dump_json())
+    shown["submission"] = other.to_json()
+    hidden.batch.root = other.leaf()
+    batch = {"batch_id": 1, "root": leaf, "count": 1, "submissions": [shown]}
+    hidden.answers["/v1/batches/1"] = json.dumps(batch).encode()
+    assert (await hidden.rule())[0] == ACCEPTED
+
+
 async def test_sources_of_many_claims_do_not_crowd_out_those_of_another(world: Any) -> None:
     shown = world(ROWS, REJECTED)
     [claim] = shown.case.claims
