@@ -18,6 +18,7 @@ of the problem, or its grade, with the CPU time and the growth of memory.
 from __future__ import annotations
 
 import json
+import os
 import resource
 import sys
 import time
@@ -288,6 +289,11 @@ def _decided(said: dict[str, Any]) -> Any:
 _STATEMENT = "from muster.tasks.admission import main; main()"
 
 
+def _passed() -> list[str]:
+    """Return the variables that verifiers of packages may need, none of Muster's secrets."""
+    return [name for name in os.environ if not name.startswith("MUSTER_")] + ["MUSTER_JUDGE_MODEL"]
+
+
 class Hangs(Exception):
     """A verifier gave no answer in time, or its process died."""
 
@@ -305,7 +311,9 @@ class TrialProcess:
         if completion is not None:
             request["completion"] = completion
         if self._child is None:
-            self._child = Child(_STATEMENT, hash_seed=self._hash_seed, has_group=True)
+            self._child = Child(
+                _STATEMENT, hash_seed=self._hash_seed, has_group=True, also_passed=_passed()
+            )
         with suppress(OSError):
             self._child.send(request)
 

@@ -10,8 +10,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, TextIO
+
+PASSED = ("PATH", "HOME", "TMPDIR", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+"""Variables that a child gets, beside `LC_*` and `PYTHON*`. A child reads texts of strangers, so it
+gets no password and no token."""
 
 
 class ChildSilent(Exception):
@@ -25,10 +30,18 @@ class ChildEnded(ChildSilent):
 class Child:
     """One process, seen from its parent; used by one thread at a time."""
 
-    def __init__(self, statement: str, *, hash_seed: str = "0", has_group: bool = False) -> None:
+    def __init__(
+        self,
+        statement: str,
+        *,
+        hash_seed: str = "0",
+        has_group: bool = False,
+        also_passed: Iterable[str] = (),
+    ) -> None:
         """Start a Python that executes a statement; raises OSError when it does not start.
 
-        With `has_group`, the process has its own group, and its children are killed with it.
+        With `has_group`, the process has its own group, and its children are killed with it. It
+        gets the variables of `PASSED` and `also_passed`.
         """
         self._rest, self._has_group = b"", has_group
         self._process = subprocess.Popen(
@@ -36,7 +49,8 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONHASHSEED": hash_seed, "OMP_NUM_THREADS": "1"},
+            env=_environment(also_passed)
+            | {"PYTHONHASHSEED": hash_seed, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             bufsize=0,
             start_new_session=has_group,
         )
@@ -71,6 +85,15 @@ class Child:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
+
+
+def _environment(also_passed: Iterable[str]) -> dict[str, str]:
+    names = {*PASSED, *also_passed}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in names or name.startswith(("LC_", "PYTHON"))
+    }
 
 
 def own_stdout() -> TextIO:

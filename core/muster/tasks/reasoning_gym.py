@@ -2,17 +2,24 @@
 
 Only a score of 1 is right, anything less is wrong: many families give junk a hundredth, and a group
 whose answers are all wrong must be recognised. The answer is the text between the last `<answer>`
-and the `</answer>` after it. Scorers run in the engine's processes (`muster.tasks.math.engine`).
+and the `</answer>` after it. Scorers run in the engine's processes (`muster.tasks.math.engine`),
+which are no sandbox. Scorers of some families evaluate the answer as Python: a family whose code
+names `eval` or the like is refused, by whoever makes, admits or grades its problems.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
 import json
 import math
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec, resolve_name
+from pathlib import Path
 from typing import Any
 
 from muster.protocol.encoding import canonical_json
@@ -29,16 +36,36 @@ INSTRUCTION = f"Give the final answer between {OPEN} and {CLOSE}."
 """End of every prompt."""
 JUNK = ("zzz", "", "0", "\x00", "1" * 200)
 """Answers that no family may score 1 for every problem."""
+EVALUATING = frozenset(
+    {"eval", "exec", "compile", "parse_expr", "sympify", "lambdify", "unsafe_load"}
+    | {"__import__", "import_module", "builtins", "__builtins__", "globals", "__globals__"}
+    | {"__subclasses__", "os", "posix", "pty", "shutil", "subprocess", "system", "popen", "ctypes"}
+    | {"sys", "runpy", "codeop", "pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib"}
+    | {"marshal", "shelve"}
+)
+"""Names by which code may run a text as a program. A family is refused if its code has one."""
+SCORER = "score_answer"
+"""The method that scores an answer."""
 _WORK = EngineTask("muster.tasks.reasoning_gym", "reasoning-gym", "reasoning-gym")
 
 
 def grade_reasoning_gym(problem: Problem, completion: str) -> Grade:
-    """Return 1 when the family's scorer accepts the answer, else 0."""
+    """Return 1 when the family's scorer accepts the answer, else 0.
+
+    A family that is refused is undecided: the worker of such a problem is not at fault.
+    """
     answer = extract_answer(completion)
     if answer is None:
         return Graded(0.0, f"no answer between {OPEN} and {CLOSE}")
     if len(answer) > MAX_ANSWER_CHARS:
         return Graded(0.0, f"the answer exceeds {MAX_ANSWER_CHARS} characters")
+    try:
+        # The run's owner may have left out the check of the task set.
+        check_reasoning_gym(problem)
+    except _NotInstalled as error:
+        return Undecided(str(error), is_disturbance=True)
+    except TaskError as error:
+        return Undecided(str(error))
     info = problem.verification_info
     request = {"family": info.get("family"), "entry": info.get("entry"), "answer": answer}
     try:
@@ -91,13 +118,20 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_reasoning_gym(problem: Problem) -> None:
-    """Raise TaskError unless the problem has a family and an entry with a question and answer."""
+    """Raise TaskError unless the problem has an entry and a family that can be graded safely."""
     info = problem.verification_info
     entry = info.get("entry")
     if not isinstance(info.get("family"), str) or not isinstance(entry, dict):
         raise TaskError(
             f"problem {problem.problem_id!r} needs verification_info "
             '{"family": name, "entry": {"question", "answer", "metadata"}}'
+        )
+    danger = find_danger(info["family"])
+    if danger:
+        raise TaskError(
+            f"reasoning-gym's family {info['family']!r} is refused: {danger}",
+            hint="take another family (`muster tasks list --families`) or a task type with a "
+            "sandbox, such as `verifiable_code`",
         )
 
 
@@ -109,7 +143,7 @@ def right_completion(problem: Problem) -> str | None:
 
 VERIFIER = Verifier(
     name="reasoning_gym",
-    version="1",
+    version="2",
     grade=grade_reasoning_gym,
     check=check_reasoning_gym,
     right_completion=right_completion,
@@ -123,6 +157,135 @@ VERIFIER = Verifier(
     parallel=2,
 )
 """The verifier of the task type `reasoning_gym`."""
+
+
+# Finding scorers that evaluate answers
+
+
+@cache
+def find_danger(family: str) -> str | None:
+    """Return where the code of a family may run an answer as a program; None if nowhere.
+
+    Looks at the modules of the family's class and of its base classes, and at all modules of
+    reasoning-gym that these import. Raises TaskError when there is no such family.
+    """
+    datasets = _library().factory.DATASETS
+    if family not in datasets:
+        raise TaskError(f"reasoning-gym has no family {family!r}")
+    bases = datasets[family][0].__mro__
+    modules = [base.__module__ for base in bases]
+    waiting = [each for each in modules if each.partition(".")[0] not in sys.stdlib_module_names]
+    seen: set[str] = set()
+    while waiting:
+        module = waiting.pop()
+        if module in seen:
+            continue
+        seen.add(module)
+        source = _source(module)
+        if source is None:
+            return f"{module} is no readable source of reasoning-gym"
+        if source.evaluating:
+            name = min(source.evaluating)
+            return f"{module} names `{name}`, which may run an answer as a program"
+        waiting += source.imported
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What the source of a module says."""
+
+    evaluating: frozenset[str]
+    """Names by which it may run an answer as a program."""
+    imported: tuple[str, ...]
+    """Modules of the library that it imports."""
+
+
+@cache
+def _source(module: str) -> _Source | None:
+    """Return what a module of the library says; None if it is another's or has no source."""
+    spec = find_spec(module)
+    if not _is_of_library(module) or not spec or not spec.origin or spec.origin[-3:] != ".py":
+        return None
+    tree = ast.parse(Path(spec.origin).read_bytes())
+    package = module if spec.submodule_search_locations else module.rpartition(".")[0]
+    return _Source(evaluating_names(tree), tuple(_imported(package, tree)))
+
+
+def evaluating_names(tree: ast.Module) -> frozenset[str]:
+    """Return the names by which a module's code may run an answer as a program.
+
+    These are the names in EVALUATING, wherever they stand, and those of sympy that the scorer may
+    reach: sympy evaluates any text that it is given.
+    """
+    return EVALUATING & set(_names(tree)) | (_names_of_sympy(tree) & _reached(tree))
+
+
+def _is_of_library(module: str) -> bool:
+    return module.partition(".")[0] == "reasoning_gym"
+
+
+def _names(tree: ast.AST) -> Iterator[str]:
+    """Yield the names that code uses."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            # `re.compile` is harmless, and the builtin needs no attribute.
+            if node.attr != "compile":
+                yield node.attr
+        elif isinstance(node, ast.ImportFrom):
+            yield from (node.module or "").split(".")
+        elif isinstance(node, ast.alias):
+            yield from node.name.split(".")
+
+
+def _names_of_sympy(tree: ast.Module) -> set[str]:
+    bound = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "sympy":
+            bound |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            names = [alias for alias in node.names if alias.name.partition(".")[0] == "sympy"]
+            bound |= {alias.asname or "sympy" for alias in names}
+    return bound
+
+
+def _reached(tree: ast.Module) -> set[str]:
+    """Return the names that scorers use, and all functions and classes with one of these names."""
+    bodies: dict[str, list[ast.AST]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            bodies.setdefault(node.name, []).append(node)
+    reached, waiting = set[str](), [SCORER]
+    while waiting:
+        name = waiting.pop()
+        if name not in reached:
+            reached.add(name)
+            waiting += [used for body in bodies.get(name, ()) for used in _names(body)]
+    return reached
+
+
+def _imported(package: str, tree: ast.Module) -> Iterator[str]:
+    """Yield the modules of the library that a module in a package imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if _is_of_library(alias.name))
+        elif isinstance(node, ast.ImportFrom):
+            source = resolve_name("." * node.level + (node.module or ""), package)
+            if _is_of_library(source):
+                yield from _from_package(source, [alias.name for alias in node.names])
+
+
+def _from_package(source: str, names: list[str]) -> Iterator[str]:
+    spec = find_spec(source)
+    is_package = spec is not None and spec.submodule_search_locations is not None
+    parts = [f"{source}.{name}" for name in names]
+    modules = [part for part in parts if is_package and find_spec(part)]
+    yield from modules
+    # The whole package is used only if a name is none of its modules.
+    if len(modules) < len(names):
+        yield source
 
 
 # Making problems
@@ -155,6 +318,9 @@ def find_fault(family: str, *, seed: int = 0, items: int = 3) -> str | None:
     must not.
     """
     try:
+        danger = find_danger(family)
+        if danger:
+            return danger
         entries, again = (_entries(family, items, seed) for _ in range(2))
         first, second = ([canonical_json(entry) for entry in made] for made in (entries, again))
     except (TaskError, EncodingError) as error:
@@ -206,11 +372,15 @@ def _problem(family: str, seed: int, number: int, entry: dict[str, Any]) -> Prob
     )
 
 
+class _NotInstalled(TaskError):
+    """reasoning-gym cannot be imported."""
+
+
 def _library() -> Any:
     try:
         import reasoning_gym
-    except ModuleNotFoundError as error:
-        raise TaskError(
+    except ImportError as error:
+        raise _NotInstalled(
             "reasoning-gym is not installed", hint="pip install 'muster-rl[reasoning-gym]'"
         ) from error
     return reasoning_gym
