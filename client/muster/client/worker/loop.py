@@ -20,8 +20,9 @@ adversaries replace `generate` or `claim`.
 
 A loop works on one ticket after the other. Two loops share an engine, so that one leases, fetches,
 grades and uploads while the other generates, and samples of one fill the batch rows that the other
-frees. The first loop of a node also settles and disputes for all its loops (`helpers`). Their
-shared state is in `muster.client.worker.context`.
+frees. The first loop of a node also settles and disputes for all its loops (`helpers`), in a task
+beside the work: an upload or a fetch that never ends delays no dispute. Their shared state is in
+`muster.client.worker.context`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from muster.chain import BatchView, ChainView, Event
 from muster.client.chain_facts import entry_of, is_over, ticket_terms
 from muster.client.disputes.rerun import claim_of
 from muster.client.hardware import measure, report
-from muster.client.outage import SURVIVED, Outage, Outages
+from muster.client.outage import SURVIVED, Outage, Outages, serve_forever
 from muster.client.tickets import TicketFault, lease_fault
 from muster.client.validator.checks import check_claim
 from muster.client.validator.judging import examine, say_list_fault
@@ -80,6 +81,8 @@ TICKET_PAUSE_S = 1.0
 """Pause in seconds after a refused ticket: the same one comes again until its deadline."""
 OUTCOMES_S = 3600.0
 """Seconds after a run's end during which outcomes are awaited."""
+CONTEST_S = 300.0
+"""Longest time in seconds for the policy of accused work to arrive, and again for its claim."""
 _LASTING_REFUSALS = frozenset({400, 403, 404, 409, 410, 413, 422})
 """HTTP statuses of an upload for which a retry is useless."""
 _PASSING = frozenset({"ticket_unknown", "worker_not_active"})
@@ -177,7 +180,8 @@ class WorkerLoop:
             longest_s=LONGEST_SLOW_PAUSE_S,
         )
         self.contests = Outage("a claim for honest work that was called fraud")
-        self._contest_at = 0.0
+        self._contest_at: dict[Slot, float] = {}
+        self._noting = asyncio.Lock()
         self._no_ticket_because: str | None = None
         self._posted: deque[int] = deque(maxlen=100_000)
         self._woken = asyncio.Event()
@@ -191,7 +195,10 @@ class WorkerLoop:
         self._posted.extend(sorted(self.context.view.batches))
         try:
             helping = (helper.help() for helper in self.helpers)
-            await run_beside(self._work(), self._heartbeat(), self._keep_fetched(), *helping)
+            settling = serve_forever(self.settle, self.context.poll_s)
+            await run_beside(
+                self._work(), settling, self._heartbeat(), self._keep_fetched(), *helping
+            )
         finally:
             for each in self.loops:
                 each.compute.close()
@@ -272,9 +279,9 @@ class WorkerLoop:
         return is_over(context.run, context.rules.recipe.training.steps)
 
     async def _round(self) -> float:
-        """Settle, work on at most one ticket, and survive outages."""
+        """Note outcomes, work on at most one ticket, and survive outages."""
         try:
-            await self.settle()
+            await self._note_outcomes()
             if not self._has_resumed:
                 await self._resume()
                 self._has_resumed = True
@@ -598,6 +605,7 @@ class WorkerLoop:
         await self._upload(signed, data)
 
     async def _upload(self, signed: SignedSubmission, data: bytes) -> None:
+        """Upload a submission until it is answered, or the chain shows that it need not be."""
         self.state = "uploading"
         submission = signed.submission
         signature = self.context.sign(submission)
@@ -608,13 +616,13 @@ class WorkerLoop:
                 if error.code == _SLOT_TAKEN:
                     self._drop(signed)
                     return
+                if not self._is_awaited(signed):
+                    return
                 if error.status in _LASTING_REFUSALS:
                     fields = {**_fields(signed.ticket), "code": error.code, "error": str(error)}
                     logger.warning("submission refused", extra=fields)
                     if error.code not in _PASSING:
                         await self._give_up(signed, error.code)
-                    return
-                if self.silence is not None and self.silence.is_on_chain(signed):
                     return
                 await asyncio.sleep(self.outages.failed(error))
                 continue
@@ -625,6 +633,12 @@ class WorkerLoop:
                 extra={**_fields(signed.ticket), "units": submission.units},
             )
             return
+
+    def _is_awaited(self, signed: SignedSubmission) -> bool:
+        """Return whether the orchestrator still needs a submission, by what is known of it."""
+        if signed.slot not in self.context.journal.unfinished():
+            return False
+        return self.silence is None or not self.silence.is_held(signed)
 
     def _drop(self, signed: SignedSubmission) -> None:
         """Never show a submission again whose slot has another one, and sign nothing more: the
@@ -654,17 +668,22 @@ class WorkerLoop:
     # 10. settle
 
     async def settle(self) -> None:
+        """Note new outcomes, and dispute the verdicts of fraud."""
+        await self._note_outcomes()
+        await self._contest_all()
+
+    async def _note_outcomes(self) -> None:
         """Note the outcomes of this worker's submissions in batches posted since the last call."""
         view = self.context.view
-        account = view.workers.get(self.context.worker)
-        while self._posted and account is not None:
-            batch = view.batches.get(self._posted[0])
-            if batch is not None and batch.run_id == self.context.run_id:
-                for position, record in enumerate(batch.records or ()):
-                    if record.worker_id == account.worker_id:
-                        await self._settle(batch, position, record)
-            self._posted.popleft()
-        await self._contest_all()
+        async with self._noting:
+            account = view.workers.get(self.context.worker)
+            while self._posted and account is not None:
+                batch = view.batches.get(self._posted[0])
+                if batch is not None and batch.run_id == self.context.run_id:
+                    for position, record in enumerate(batch.records or ()):
+                        if record.worker_id == account.worker_id:
+                            await self._settle(batch, position, record)
+                self._posted.popleft()
 
     async def _settle(self, batch: BatchView, position: int, record: OutcomeRecord) -> None:
         is_accepted = record.verdict is Verdict.ACCEPTED
@@ -718,21 +737,31 @@ class WorkerLoop:
     # 11. dispute
 
     async def _contest_all(self) -> None:
-        """Dispute the verdicts of fraud; an outage only delays that."""
+        """Dispute the verdicts of fraud; an outage only delays the one that it concerns."""
         if self.silence is None:
             return
-        for slot, accused in list(self.silence.accused.items()):
-            if time.monotonic() < self._contest_at:
-                return
+        accused = self.silence.accused
+        self._contest_at = {slot: at for slot, at in self._contest_at.items() if slot in accused}
+        for slot, judged in list(accused.items()):
+            if time.monotonic() < self._contest_at.get(slot, 0.0):
+                continue
             try:
-                await self._contest(self.silence, accused)
+                await self._contest(self.silence, judged)
+                await self._close(self.silence, slot, judged)
             except (*SURVIVED, TimeoutError) as error:
-                self._contest_at = time.monotonic() + self.contests.failed(error)
-                return
-            self.contests.recovered()
-            await asyncio.to_thread(self.context.journal.finish, accused.signed, Verdict.FRAUD.name)
-            self.silence.accepted.pop(slot, None)
-            del self.silence.accused[slot]
+                self._contest_at[slot] = time.monotonic() + self.contests.failed(error)
+                continue
+            self._contest_at.pop(slot, None)
+            if not self._contest_at:
+                self.contests.recovered()
+
+    async def _close(self, silence: SilenceDuty, slot: Slot, judged: Judged) -> None:
+        """Note that a verdict of fraud was disputed or cannot be."""
+        if silence.accused.get(slot) is not judged:
+            return  # after a reorganisation it is accused in another batch
+        await asyncio.to_thread(self.context.journal.finish, judged.signed, Verdict.FRAUD.name)
+        silence.accepted.pop(slot, None)
+        del silence.accused[slot]
 
     async def _contest(self, silence: SilenceDuty, accused: Judged) -> None:
         """Dispute a verdict of fraud, unless this machine confirms the fault, or the chain refuses
@@ -742,7 +771,8 @@ class WorkerLoop:
             if not await self._passes_again(silence, accused):
                 logger.error("this machine finds its own work at fault, too: nothing is claimed")
                 return
-            await silence.claim(accused.signed, accused.batch, accused.position)
+            async with asyncio.timeout(CONTEST_S):
+                await silence.claim(accused.signed, accused.batch, accused.position)
         except (ContractRevert, ConfigError) as error:
             where = f"{accused.batch.batch_id}:{accused.position}"
             hint = f"claim by hand: muster dispute open {where} --keystore FILE"
@@ -759,9 +789,14 @@ class WorkerLoop:
         claim = claim_of(context.view, batch, entry, accused.position, context.domain)
         if check_claim(claim):
             return False
+        policy = signed.ticket.policy_version, signed.ticket.policy_root
+        if self.station.loaded != policy:
+            # The bound ends before the engine computes: a thread cannot be stopped, and needs the
+            # policy until it returns.
+            async with asyncio.timeout(CONTEST_S):
+                await self._fetched(*policy)
         rows = await self.compute.run(decode_rollouts, data)
-        ticket = signed.ticket
-        async with self.policy(ticket.policy_version, ticket.policy_root):
+        async with self.policy(*policy):
             judgement = await self.compute.run(examine, claim, rows, context.rules, context.engine)
         return judgement.finding is None
 
@@ -783,10 +818,6 @@ class WorkerLoop:
                 fields = {"error": str(error)}
                 logger.warning("no more work, staying for own bonds and cases", extra=fields)
                 self.state = "idle"
-                ends_at = time.monotonic() + self.silence.times.longest_s
-                while self.silence.accused and time.monotonic() < ends_at:
-                    await self._contest_all()
-                    await asyncio.sleep(self.context.poll_s)
                 await self.silence.until_done()
             raise
 

@@ -270,6 +270,14 @@ class SilenceDuty:
         """Return whether the worker committed a submission directly."""
         return self.own_batch(signed) is not None
 
+    def is_held(self, signed: SignedSubmission) -> bool:
+        """Return whether a batch on chain holds a submission, by a proof, its own commitment or a
+        verdict.
+        """
+        proven = self.context.journal.proven(signed)
+        batch = find_batch(self.context.view, self.own_batch(signed), proven)
+        return batch is not None or signed.slot in self.accused
+
     def is_done(self) -> bool:
         """Return whether it has no bonds, no cases and no claims to make left."""
         view, own = self.context.view, self.own_work.values()

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from worlds.cases import TERMS
 from worlds.client_chain import UNREACHABLE, WORKER_ID, FakeOrchestrator, make_account, make_batch
-from worlds.client_desk import Desk, make_record
+from worlds.client_desk import Desk, make_record, run_until
 from worlds.client_world import (
     NODE_KEY,
     NOW,
+    ROOT,
     RUN,
     WORKER,
     as_claimed,
@@ -36,6 +37,7 @@ from muster.chain import (
     WorkerStatus,
 )
 from muster.client.outage import Outage
+from muster.client.worker import loop
 from muster.client.worker.journal import SignedSubmission
 from muster.client.worker.loop import WorkerLoop
 from muster.client.worker.silence import (
@@ -59,10 +61,11 @@ from muster.protocol.errors import (
     ContractRevert,
     EngineError,
     MusterError,
+    PolicyUnavailable,
 )
-from muster.protocol.ids import Address, to_address
+from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, to_address
 from muster.protocol.jury import summons_of
-from muster.protocol.messages import COMMIT_GRACE_S, Reason, Submission, Verdict
+from muster.protocol.messages import COMMIT_GRACE_S, Reason, Submission, Ticket, Verdict
 from muster.protocol.rollouts import Rollout
 
 MISDECLARED = Reason.BATCH_MISDECLARED
@@ -296,11 +299,16 @@ class Silenced(Desk):
         self.orchestrator.tickets.append(TICKET)
         await self.loop.work_once()
         [(submission, _, data)] = self.orchestrator.uploads
-        record = replace(as_claimed(submission, WORKER_ID), verdict=Verdict.FRAUD, reason=reason)
-        self.view.batches[3] = make_batch(3, [submission], [record])
+        await self.accuse(submission, reason=reason)
+        return submission, data
+
+    async def accuse(self, *submissions: Submission, reason: Reason = Reason.NONE) -> None:
+        """Post verdicts of fraud on a batch of submissions."""
+        honest = [as_claimed(each, WORKER_ID) for each in submissions]
+        records = [replace(each, verdict=Verdict.FRAUD, reason=reason) for each in honest]
+        self.view.batches[3] = make_batch(3, list(submissions), records)
         event: Any = SimpleNamespace(name="OutcomesPosted", args={"batch_id": 3})
         await self.loop.on_change([event])
-        return submission, data
 
     def commit(self, *entries: Any, **changes: Any) -> Any:
         """Let the orchestrator commit and show a batch."""
@@ -739,13 +747,76 @@ async def test_refused_upload_is_submitted_at_once_or_given_up_when_it_is_too_la
     assert not desk.journal.unfinished()
 
 
-async def test_upload_that_nobody_answers_ends_once_the_work_is_on_chain(desk: Silenced) -> None:
-    desk.sign()
+@pytest.mark.parametrize(
+    ("place", "tries"),
+    [("nowhere", 3), ("committed directly", 1), ("proven", 1), ("finished", 1), ("reorganised", 3)],
+)
+async def test_upload_that_nobody_answers_ends_once_the_work_is_on_chain(
+    desk: Silenced, place: str, tries: int
+) -> None:
+    signed = desk.sign()
     desk.orchestrator.fail("submit", *[UNREACHABLE] * 2)
-    desk.view.batches[4] = own()
-    [signed] = desk.journal.unfinished().values()
+    match place:
+        case "committed directly":
+            desk.view.batches[4] = own()
+        case "proven" | "reorganised":
+            desk.commit()
+            await desk.duty.look_up(signed)
+            if place == "reorganised":
+                desk.view.batches[3] = committed(root=keccak(b"another"))
+        case "finished":
+            desk.journal.finish(signed, "VOID")
     await desk.loop._upload(signed, DATA)
-    assert desk.orchestrator.calls["submit"] == 1
+    assert desk.orchestrator.calls["submit"] == tries
+
+
+async def test_upload_that_is_refused_for_ever_ends_once_the_orchestrators_batch_holds_the_work(
+    desk: Silenced,
+) -> None:
+    signed = desk.sign()
+
+    async def refuse(*_: Any) -> Any:
+        # The orchestrator shows state and batch truthfully.
+        desk.commit()
+        await desk.duty.look_up(signed)
+        raise UNREACHABLE
+
+    desk.orchestrator.submit = refuse  # type: ignore[method-assign]
+    await run_until(desk.loop, lambda: desk.orchestrator.calls["lease"] > 0)
+    assert desk.journal.unfinished()
+
+
+@pytest.mark.parametrize("stuck", ["the upload", "the fetch"])
+async def test_fraud_is_disputed_while_the_work_is_stuck(
+    desk: Silenced, monkeypatch: pytest.MonkeyPatch, stuck: str
+) -> None:
+    made = note_claims(monkeypatch)
+    submission, fetch = await fill(desk, TICKET), desk.fetcher.fetch
+
+    async def hang(*_: Any) -> Any:
+        await desk.accuse(submission)
+        await asyncio.Event().wait()
+
+    async def deliver(run_id: RunId, version: PolicyVersion, root: Hash32) -> Path:
+        return await (hang() if version == newer.policy_version else fetch(run_id, version, root))
+
+    if stuck == "the upload":
+        desk.orchestrator.tickets.append(make_ticket(index=1))
+        desk.orchestrator.submit = hang  # type: ignore[method-assign]
+    else:
+        newer = newer_policy(desk, index=1)
+        desk.orchestrator.tickets.append(newer)
+        desk.fetcher.fetch = deliver  # type: ignore[method-assign]
+    await run_until(desk.loop, lambda: not desk.duty.accused and bool(made))
+    assert [each.position for each in made] == [0]
+    assert desk.loop.refused == 1
+
+
+async def test_outcomes_that_are_noted_by_two_tasks_at_once_count_once(desk: Silenced) -> None:
+    desk.sign()
+    await desk.loop.on_change([desk.post(5, make_record())])
+    await asyncio.gather(desk.loop.settle(), desk.loop.settle())
+    assert (desk.loop.accepted, desk.loop.units) == (1, 20)
 
 
 async def test_slot_reused_in_the_orchestrators_batch_is_not_the_outcome_of_own_work(
@@ -827,6 +898,36 @@ async def test_honest_work_that_cannot_be_claimed_says_how_to_do_it_by_hand(
     assert not desk.rooms.given
 
 
+def note_claims(monkeypatch: pytest.MonkeyPatch, *failures: Exception) -> list[Any]:
+    """Return the proofs of claims to come; the first claims fail."""
+    made: list[Any] = []
+    left = list(failures)
+
+    async def claim(_chain: Any, proof: Any, *_rest: Any, **_: Any) -> None:
+        if left:
+            raise left.pop()
+        made.append(proof)
+
+    monkeypatch.setattr("muster.client.worker.silence.claim", claim)
+    return made
+
+
+async def fill(desk: Silenced, ticket: Ticket) -> Submission:
+    """Let the worker fill a ticket; return its submission."""
+    desk.orchestrator.tickets.append(ticket)
+    await desk.loop.work_once()
+    return desk.orchestrator.uploads[-1][0]
+
+
+def newer_policy(desk: Silenced, **changes: Any) -> Ticket:
+    """Publish another policy; return a ticket for it."""
+    version, beacon = PolicyVersion(4), keccak(b"block 50")
+    desk.view.runs[RUN].checkpoints[version] = SimpleNamespace(
+        manifest_root=ROOT, beacon=beacon, block_number=50
+    )
+    return make_ticket(policy_version=version, beacon=beacon, **changes)
+
+
 def banned() -> None:
     raise MusterError("the worker is banned")
 
@@ -835,15 +936,7 @@ def banned() -> None:
 async def test_an_outage_only_delays_the_claim_for_honest_work(
     desk: Silenced, monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
-    made: list[Any] = []
-    failures = [failure, failure]
-
-    async def claim(_chain: Any, proof: Any, *_rest: Any, **_: Any) -> None:
-        if failures:
-            raise failures.pop()
-        made.append(proof)
-
-    monkeypatch.setattr("muster.client.worker.silence.claim", claim)
+    made = note_claims(monkeypatch, failure, failure)
     desk.loop.contests = Outage("a claim", first_s=0.0, longest_s=0.0)
     await desk.call_fraud()
     await desk.loop.settle()
@@ -854,12 +947,43 @@ async def test_an_outage_only_delays_the_claim_for_honest_work(
     assert await desk.at(LATE) == []
     # The verdict may also have banned the worker: it stays until the claim is made.
     monkeypatch.setattr(desk.loop, "require_good_standing", banned)
+    leaving = asyncio.ensure_future(desk.loop._round())
+    for _ in range(2):
+        await desk.loop.settle()
     with pytest.raises(MusterError, match="banned"):
-        await desk.loop._round()
+        await leaving
     assert len(made) == 1
     assert not desk.journal.unfinished()
     assert desk.duty.is_done()
     assert desk.loop.refused == 1
+
+
+@pytest.mark.parametrize("others", ["show no policy", "are silent"])
+async def test_accusation_that_cannot_be_checked_does_not_delay_the_claim_about_another(
+    desk: Silenced, monkeypatch: pytest.MonkeyPatch, others: str
+) -> None:
+    made = note_claims(monkeypatch)
+    first = await fill(desk, TICKET)
+    second = await fill(desk, newer_policy(desk, index=1))
+    monkeypatch.setattr(loop, "CONTEST_S", 0.0)
+
+    async def fetch(*_: Any) -> Any:
+        monkeypatch.setattr(loop, "CONTEST_S", 300.0)
+        if others == "are silent":
+            await asyncio.Event().wait()
+        raise PolicyUnavailable("no relay shows it")
+
+    desk.fetcher.fetch = fetch  # type: ignore[method-assign]
+    await desk.accuse(first, second)
+    async with asyncio.timeout(60):
+        await desk.loop.settle()
+    assert [each.position for each in made] == [1]
+    [slot] = desk.duty.accused
+    assert desk.journal.unfinished()[slot].submission == first
+    assert set(desk.loop._contest_at) == {slot}
+    desk.duty.accused.clear()
+    await desk.loop.settle()
+    assert not desk.loop._contest_at
 
 
 async def test_banned_worker_stays_until_its_bonds_are_back(desk: Silenced) -> None:
