@@ -26,6 +26,7 @@ from muster.chain.lookup import (
     is_named as is_named,
     prefix_of as prefix_of,
 )
+from muster.chain.name_index import NameIndex as NameIndex
 from muster.chain.reader import (
     EventReader as EventReader,
     Poll as Poll,

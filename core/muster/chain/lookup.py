@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
 from typing import NoReturn
 
+from muster.chain.name_index import NameIndex, Parts, all_parts
 from muster.chain.view import ChainView
 from muster.chain.view_parts import BatchView, WorkerView
 from muster.protocol.encoding import hex0x
@@ -95,8 +96,16 @@ class Named:
 # What a text names
 
 
-def find_named(view: ChainView, text: str, *, received: Sequence[Hash32] = ()) -> Named:
+def find_named(
+    view: ChainView,
+    text: str,
+    *,
+    received: Sequence[Hash32] = (),
+    index: NameIndex | None = None,
+) -> Named:
     """Return what a text names; `received` are files that only an orchestrator knows.
+
+    Without an index of the view it reads the whole view.
 
     Raises NothingNamed when it names nothing, ConfigError when it may name several things.
     """
@@ -107,10 +116,11 @@ def find_named(view: ChainView, text: str, *, received: Sequence[Hash32] = ()) -
     if match := _BATCH.fullmatch(text):
         return _whole(_batch(view, match[1], int(match[2])))
     if match := _SLOT.fullmatch(text):
-        place = _find_slot(view, match[1], (int(match[2]), int(match[3])))
+        place = _find_slot(view, match[1], (int(match[2]), int(match[3])), index)
         return Named(NameKind.SUBMISSION, str(place), (place,))
     digits = _digits(text)
-    found = list(_beginning_with(view, digits, received))
+    parts = all_parts(view) if index is None else index.parts(digits)
+    found = list(_beginning_with(view, parts, digits, received))
     if not found:
         _refuse_unknown(digits)
     if len(found) > 1:
@@ -129,7 +139,7 @@ def find_outcome(view: ChainView, text: str) -> SubmissionPlace:
     named = find_named(view, text)
     places = named.places
     if named.kind is NameKind.WORKER:
-        places = tuple(_places_of(view, view.workers[Address(named.name)]))
+        places = tuple(_places_of(view.batches.values(), view.workers[Address(named.name)]))
     if not places:
         raise ConfigError(f"{named} names no submission", hint=_instead_of(named))
     if len(places) > 1 and named.kind is not NameKind.SUBMISSION:
@@ -140,12 +150,12 @@ def find_outcome(view: ChainView, text: str) -> SubmissionPlace:
     return places[0]
 
 
-def find_worker(view: ChainView, text: str) -> WorkerView:
+def find_worker(view: ChainView, text: str, *, index: NameIndex | None = None) -> WorkerView:
     """Return the one worker that a text names: by its address, its node or its work.
 
     Raises NothingNamed, or ConfigError when the thing belongs to no worker or to several.
     """
-    named = find_named(view, text)
+    named = find_named(view, text, index=index)
     if named.worker is not None:
         return view.workers[named.worker]
     makers = {maker.address: maker for place in named.places if (maker := _maker(view, place))}
@@ -155,10 +165,13 @@ def find_worker(view: ChainView, text: str) -> WorkerView:
     return next(iter(makers.values()))
 
 
-def _find_slot(view: ChainView, worker: str, slot: tuple[int, int]) -> SubmissionPlace:
+def _find_slot(
+    view: ChainView, worker: str, slot: tuple[int, int], index: NameIndex | None
+) -> SubmissionPlace:
     """Return the first submission of a worker's step and index; raises ConfigError without one."""
-    account = find_worker(view, worker)
-    found = [place for place in _places_of(view, account) if _slot_of(place) == slot]
+    account = find_worker(view, worker, index=index)
+    batches = view.batches.values() if index is None else index.batches(account.worker_id, slot)
+    found = [place for place in _places_of(batches, account) if _slot_of(place) == slot]
     if not found:
         raise NothingNamed(
             f"no outcome of step {slot[0]}, index {slot[1]} of that worker is on chain",
@@ -265,23 +278,27 @@ def _refuse_unknown(digits: str) -> NoReturn:
     )
 
 
-def _beginning_with(view: ChainView, digits: str, received: Sequence[Hash32]) -> Iterator[Named]:
-    yield from _files(view, digits, received)
-    for leaf, case in view.cases.items():
-        if leaf.hex().startswith(digits):
+def _beginning_with(
+    view: ChainView, parts: Parts, digits: str, received: Sequence[Hash32]
+) -> Iterator[Named]:
+    yield from _files(view, parts, digits, received)
+    for case in parts.cases:
+        if case.case_id.hex().startswith(digits):
             place = SubmissionPlace(view.batches[case.batch_id], case.position)
-            yield Named(NameKind.CASE, hex0x(leaf), (place,))
-    for worker in view.workers.values():
+            yield Named(NameKind.CASE, hex0x(case.case_id), (place,))
+    for worker in parts.workers:
         served = {worker.address, worker.node, *(node for _, node in worker.nodes)}
         if any(account[2:].lower().startswith(digits) for account in served):
             yield Named(NameKind.WORKER, worker.address, worker=worker.address)
-    yield from _transactions(view, digits)
+    yield from _transactions(view, parts, digits)
 
 
-def _files(view: ChainView, digits: str, received: Sequence[Hash32]) -> Iterator[Named]:
+def _files(
+    view: ChainView, parts: Parts, digits: str, received: Sequence[Hash32]
+) -> Iterator[Named]:
     whole = bytes.fromhex(digits[: len(digits) // 2 * 2])
     found: dict[Hash32, list[SubmissionPlace]] = {}
-    for batch in view.batches.values():
+    for batch in parts.batches:
         for position, hashed in enumerate(view.file_hashes(batch)):
             if hashed.startswith(whole) and hashed.hex().startswith(digits):
                 found.setdefault(Hash32(hashed), []).append(SubmissionPlace(batch, position))
@@ -292,11 +309,11 @@ def _files(view: ChainView, digits: str, received: Sequence[Hash32]) -> Iterator
         yield Named(NameKind.SUBMISSION, hex0x(hashed), tuple(places), hashed)
 
 
-def _transactions(view: ChainView, digits: str) -> Iterator[Named]:
+def _transactions(view: ChainView, parts: Parts, digits: str) -> Iterator[Named]:
     deeds: dict[str, list[tuple[str, Sequence[SubmissionPlace], Address | None]]] = defaultdict(
         list
     )
-    for tx, deed, places, worker in _deeds(view):
+    for tx, deed, places, worker in _deeds(view, parts):
         if tx is not None and tx[2:].startswith(digits):
             deeds[tx].append((deed, places, worker))
     for tx, done in deeds.items():
@@ -312,30 +329,30 @@ def _transactions(view: ChainView, digits: str) -> Iterator[Named]:
 
 
 def _deeds(
-    view: ChainView,
+    view: ChainView, parts: Parts
 ) -> Iterator[tuple[str | None, str, Sequence[SubmissionPlace], Address | None]]:
     """Yield each known transaction with what it did, to which submissions, about which worker."""
-    for batch in view.batches.values():
+    for batch in parts.batches:
         yield batch.tx_hash, f"commits batch {batch.batch_id}", _all_places(batch), None
         yield batch.posted_tx, f"judges batch {batch.batch_id}", _all_places(batch), None
-    for slash in view.slashes:
+    for slash in parts.slashes:
         struck: Sequence[SubmissionPlace] = ()
         if slash.batch_id is not None and slash.position is not None:
             struck = (SubmissionPlace(view.batches[slash.batch_id], slash.position),)
         owner = slash.owner if slash.owner in view.workers else None
         yield slash.tx_hash, f"slashes {slash.owner}", struck, owner
         yield slash.settled_tx, f"settles a slash of {slash.owner}", struck, owner
-    for case in view.cases.values():
+    for case in parts.cases:
         place = SubmissionPlace(view.batches[case.batch_id], case.position)
         yield case.opened_tx, "opens a case", (place,), None
         yield case.closed_tx, "closes a case", (place,), None
-    for paid in view.payments:
+    for paid in parts.payments:
         # The event has the number of submissions, not which ones.
         deed = f"pays {paid.worker} for {paid.slots} submissions"
         yield paid.tx_hash, deed, (), paid.worker
-    for worker in view.workers.values():
+    for worker in parts.workers:
         yield worker.registered_tx, f"registers {worker.address}", (), worker.address
-    for run in view.runs.values():
+    for run in parts.runs:
         yield run.created_tx, f"creates run {run.run_id}", (), None
         for checkpoint in run.checkpoints.values():
             deed = f"publishes version {checkpoint.version} of run {run.run_id}"
@@ -345,8 +362,8 @@ def _deeds(
 # A worker's submissions
 
 
-def _places_of(view: ChainView, worker: WorkerView) -> Iterator[SubmissionPlace]:
-    for batch in view.batches.values():
+def _places_of(batches: Iterable[BatchView], worker: WorkerView) -> Iterator[SubmissionPlace]:
+    for batch in batches:
         if batch.records is None:
             if batch.direct is not None and batch.direct.worker == worker.address:
                 yield SubmissionPlace(batch, 0)

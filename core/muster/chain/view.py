@@ -9,7 +9,7 @@ others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
 from muster.chain.abi import Event, snake_case
@@ -41,6 +41,11 @@ class ChainView(ChainTables):
     def block_number(self) -> int | None:
         """The block of the newest event."""
         return self._events[-1].block_number if self._events else None
+
+    @property
+    def events(self) -> Sequence[Event]:
+        """The applied events, oldest first; a new object after a rewind."""
+        return self._events
 
     def apply(self, event: Event) -> None:
         """Apply the next event; an event that was applied before changes nothing."""

@@ -12,7 +12,16 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from muster.chain import BatchView, CaseView, ChainView, Named, find_named, losses, prefix_of
+from muster.chain import (
+    BatchView,
+    CaseView,
+    ChainView,
+    Named,
+    NameIndex,
+    find_named,
+    losses,
+    prefix_of,
+)
 from muster.orchestrator.dashboard.figures import Panel, idle, panels
 from muster.orchestrator.dashboard.health import RelayWatch, read_health
 from muster.orchestrator.dashboard.lists import (
@@ -56,6 +65,7 @@ class Dashboard:
         self.relays = RelayWatch(
             services.run_id, origin=services.settings.origin, relays=services.settings.relays
         )
+        self.names = NameIndex(services.projection.view)
         self._panels: tuple[int, list[Panel]] = (-1, [])
 
     def panels(self, services: Services) -> list[Panel]:
@@ -238,7 +248,8 @@ async def search(request: Request, services: ServicesDep) -> Response:
     digits = prefix_of(text)
     received = [] if digits is None else await received_files(services, digits)
     try:
-        named = find_named(services.projection.view, text, received=received)
+        index = dashboard_of(request).names
+        named = find_named(services.projection.view, text, received=received, index=index)
     except ConfigError as error:
         if text.isascii() and text.isdigit() and int(text) <= MAX_NUMBER:
             return RedirectResponse(f"/submissions?step={int(text)}", 303)

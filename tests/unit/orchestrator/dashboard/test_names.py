@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import orchestrator_bench
 import pytest
 from dashboard_stage import History, store
-from orchestrator_fakes import Network
+from orchestrator_fakes import FRAUD, RUN, Network, escrow_of, slash_of
 
 from muster.chain import (
     BatchView,
     ChainView,
+    NameIndex,
     NothingNamed,
+    Offence,
     find_named,
     find_outcome,
     find_worker,
     is_named,
 )
+from muster.chain.structs import SlashSubject
+from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ConfigError
-from muster.protocol.ids import Address, Hash32, to_address
+from muster.protocol.ids import Address, Hash32, Step, to_address
 
 NOBODY = to_address(bytes(range(1, 21)))
 
@@ -205,6 +210,129 @@ def test_a_bundle_alone_is_named_by_its_place_or_its_file() -> None:
         assert not is_named(text, (12, 3), file)
     with pytest.raises(NothingNamed, match="too short"):
         is_named("0x0001", (12, 3), file)
+
+
+class Unread(dict[Any, Any]):
+    """A table in which single keys may be looked up, and that nobody may read from end to end."""
+
+    def values(self) -> Any:
+        raise AssertionError("a table is read from end to end")
+
+    __iter__ = items = keys = values
+
+
+class UnreadList(list[Any]):
+    """A list, likewise."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("a list is read from end to end")
+
+
+async def test_a_search_reads_no_table_from_end_to_end(
+    history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, view = list(_table(history)), history.network.view
+    async with orchestrator_bench.open_bench(tmp_path, history.network) as bench:
+        await store(history, bench)
+        await bench.services.status.latest()
+        bench.services.status.monotonic = lambda: 0.0
+        for name in ("batches", "cases", "workers"):
+            monkeypatch.setattr(view, name, Unread(getattr(view, name)))
+        monkeypatch.setattr(view, "payments", UnreadList(view.payments))
+        async with bench.http() as http:
+            for row in table:
+                answer = await http.get("/search", params={"q": row.text})
+                assert row.page in (answer.headers.get("location") or answer.text), row
+
+
+def test_an_index_finds_what_reading_everything_finds() -> None:
+    network, seen = Network(), set[str]()
+    index, kinds = NameIndex(network.view), set[str]()
+    for _ in _stages(network):
+        seen |= set(_names(network.view))
+        for name in sorted(seen):
+            for text in (name, name[:9], name[:-1] + ("1" if name[-1] == "0" else "0")):
+                whole = _said(network.view, text)
+                assert _said(network.view, text, index) == whole, text
+                kinds.add(whole.split(" ")[0])
+    assert {"submission", "case", "worker", "transaction", "nothing", "no"} <= kinds
+
+
+def _stages(network: Network) -> Iterator[None]:
+    """Let a history grow, shrink and grow again; pause at each stage."""
+    history, worker = History(network, per_batch=8), network.worker(0)
+    history.register(5)
+    history.work(60, steps=3)
+    yield
+    history.work(3, steps=1, after=3, judged=0)
+    history.fund_and_pay()
+    network.apply("WorkerRegistry", "NodeUnbound", worker=worker.address, node=worker.node)
+    network.apply("WorkerRegistry", "NodeBound", worker=worker.address, node=NOBODY)
+    yield
+    case = network.open_case(1, 0, FRAUD)
+    committed = network.view.block_number or 0
+    subject = SlashSubject(RUN, worker.address, Offence.FRAUD, 1, 1, 0)
+    network.apply("StakeVault", "Slashed", **slash_of(subject, 5))
+    yield
+    network.close_case(case, FRAUD)
+    network.apply(
+        "StakeVault", "SlashReleased",
+        escrow_id=escrow_of(subject), reporter=NOBODY, burned=5, insured=0, rewarded=0,
+    )  # fmt: skip
+    yield
+    for name, step in (("DirectlySubmitted", 8), ("BatchSplit", 9)):
+        assert history.last is not None
+        submission = replace(
+            history.last, worker=worker.address, step=Step(step), file_hash=keccak(name.encode())
+        )
+        shared = {"batch_id": len(network.view.batches) + 1, "run_id": RUN}
+        network.apply(
+            "ContributionLedger", "BatchCommitted",
+            root=submission.leaf(), count=1, units=submission.units, price_per_unit=10**12,
+            terms=1, committed_at=1, **shared,
+        )  # fmt: skip
+        yield
+        network.apply(
+            "ContributionLedger", name,
+            from_batch_id=1, worker=worker.address, work=network.work(submission), sources=(),
+            **shared,
+        )  # fmt: skip
+        yield
+    network.summon(len(network.view.batches))
+    yield
+    network.view.rewind(committed)
+    yield
+    network.publish(9)
+    yield
+
+
+def _names(view: ChainView) -> Iterator[str]:
+    """Yield the full names of everything."""
+    for batch in view.batches.values():
+        yield from filter(None, (batch.tx_hash, batch.posted_tx))
+        yield from map(hex0x, view.file_hashes(batch))
+        claims = [batch.direct] if batch.direct else []
+        yield from (f"{claim.worker}/{claim.step}:{claim.index}" for claim in claims)
+        for record in batch.records or ():
+            maker = view.worker_by_id[record.worker_id].address
+            yield f"{maker}/{record.step}:{record.index}"
+    for case_id, case in view.cases.items():
+        yield from filter(None, (hex0x(case_id), case.opened_tx, case.closed_tx))
+    for worker in view.workers.values():
+        yield from (worker.address, worker.registered_tx, *(node for _, node in worker.nodes))
+    for slash in view.slashes:
+        yield from filter(None, (slash.tx_hash, slash.settled_tx))
+    yield from (paid.tx_hash for paid in view.payments)
+    for run in view.runs.values():
+        yield from (run.created_tx, *(each.tx_hash for each in run.checkpoints.values()))
+
+
+def _said(view: ChainView, text: str, index: NameIndex | None = None) -> str:
+    try:
+        named = find_named(view, text, index=index)
+    except ConfigError as error:
+        return str(error)
+    return f"{named}: {[*map(str, named.places)]}, {named.worker}"
 
 
 def test_the_auditors_packed_records_name_the_same_files(history: History) -> None:
