@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from muster.lifecycle.rates import RateLimit
+from muster.orchestrator.http.errors import refuse
 from muster.orchestrator.settings import OrchestratorSettings
 
 BURST_S = 8.0
@@ -20,6 +22,32 @@ SEAT_BODY_BYTES = 48 << 20
 """Memory for arriving messages of validators and the trainer: six of the largest."""
 UPLOAD_BYTES = 4 << 30
 """Disk space for arriving files: 64 of the largest."""
+
+BATCH_READS = 2
+"""Batches that are read at once for strangers: the other threads are for writes and files."""
+BATCH_READS_PER_HOST = 8
+"""Most batches that one address may wait for, so that others come soon, too."""
+
+
+class Readings:
+    """Turns for requests that read much: a few at once, the others wait in order."""
+
+    def __init__(self, at_once: int, *, most_per_host: int) -> None:
+        self._turns = asyncio.Semaphore(at_once)
+        self._most = most_per_host
+        self._of_host = Counter[str]()
+
+    @asynccontextmanager
+    async def turn(self, host: str) -> AsyncIterator[None]:
+        """Wait for a turn, which lasts until the block ends; refuses a host with too many."""
+        if self._of_host[host] >= self._most:
+            raise refuse("overloaded", "this address waits for too many batches")
+        self._of_host[host] += 1
+        try:
+            async with self._turns:
+                yield
+        finally:
+            self._of_host -= Counter({host: 1})
 
 
 @dataclass(eq=False, slots=True)
@@ -109,6 +137,8 @@ class Quotas:
     """Space for arriving messages of validators and the trainer; workers cannot fill it."""
     uploads: BodyRoom
     """Disk space for arriving files."""
+    batch_reads: Readings
+    """Turns for reading a batch's submissions or proofs of checking."""
 
     @classmethod
     def of(cls, rates: OrchestratorSettings) -> Quotas:
@@ -121,4 +151,5 @@ class Quotas:
             BodyRoom(NODE_BODY_BYTES),
             BodyRoom(SEAT_BODY_BYTES),
             BodyRoom(UPLOAD_BYTES),
+            Readings(BATCH_READS, most_per_host=BATCH_READS_PER_HOST),
         )

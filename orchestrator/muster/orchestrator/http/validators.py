@@ -24,7 +24,7 @@ from muster.api.routes import (
     ReportBody,
 )
 from muster.orchestrator.http.errors import refuse, unknown_batch
-from muster.orchestrator.http.requests import ServicesDep, seat_json, verify
+from muster.orchestrator.http.requests import ServicesDep, host_of, seat_json, verify
 from muster.orchestrator.metrics import OUTCOMES
 from muster.protocol.checking import CheckReport
 from muster.protocol.ids import to_hash32
@@ -55,10 +55,11 @@ async def committed(
 
 
 @router.get("/batches/{batch_id}", response_model=BatchContents)
-async def batch(batch_id: int, services: ServicesDep) -> Response:
+async def batch(batch_id: int, request: Request, services: ServicesDep) -> Response:
     """Return a batch's submissions in batch order."""
     found = services.projection.batch(batch_id)
-    contents = found and await services.batching.contents(found)
+    async with services.quotas.batch_reads.turn(host_of(request)):
+        contents = found and await services.batching.contents(found)
     if not contents:
         raise unknown_batch(batch_id, read_to=services.projection.view.block_number)
     return Response(contents.model_dump_json(), media_type="application/json")
@@ -84,9 +85,10 @@ async def summary(services: ServicesDep) -> WatchedValidators:
 
 
 @router.get("/batches/{batch_id}/checking", response_model=BatchChecking)
-async def checking(batch_id: int, services: ServicesDep) -> Response:
+async def checking(batch_id: int, request: Request, services: ServicesDep) -> Response:
     """Return a batch's commitments, fingerprints and reports."""
-    found = await services.checking.of_batch(batch_id)
+    async with services.quotas.batch_reads.turn(host_of(request)):
+        found = await services.checking.of_batch(batch_id)
     return Response(found.model_dump_json(), media_type="application/json")
 
 

@@ -7,10 +7,13 @@ reports of other validators about them are kept, so that anybody can verify them
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from sqlalchemy import Table, and_, bindparam, delete, select, update
 
@@ -33,6 +36,8 @@ KEPT_BATCHES = 2000
 folders."""
 COUNTED_BATCHES = 200
 """Number of newest judged batches in the summary."""
+SUMMARY_AGE_S = 1.0
+"""A summary is reused for this many seconds, however many clients ask."""
 PROOF_DUE_S = 120
 """Seconds after a batch's outcomes before missing proofs count: twice a validator's longest
 pause."""
@@ -113,6 +118,11 @@ class ProofsOfChecking:
     """Wall clock in Unix seconds."""
     now: Callable[[], float]
     """The chain's time in Unix seconds."""
+    monotonic: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._summing = asyncio.Lock()
+        self._summary: tuple[float, list[Watched]] | None = None
 
     async def commit(
         self, validator: Address, batch_id: int, hashes: tuple[Hash32, Hash32], signature: bytes
@@ -230,13 +240,21 @@ class ProofsOfChecking:
 
     async def summary(self) -> list[Watched]:
         """Return the results of every current validator's proofs, over the newest judged
-        batches."""
+        batches; shared, and at most SUMMARY_AGE_S old."""
+        async with self._summing:
+            if self._summary is None or self.monotonic() - self._summary[0] > SUMMARY_AGE_S:
+                found = await self._sum_up()
+                self._summary = (self.monotonic(), found)
+            return self._summary[1]
+
+    async def _sum_up(self) -> list[Watched]:
         run = self.projection.run
-        judged = [
+        newest = (
             b
-            for b in self.projection.view.batches.values()
+            for b in reversed(self.projection.view.batches.values())
             if b.run_id == run.run_id and b.records is not None
-        ][-COUNTED_BATCHES:]
+        )
+        judged = list(islice(newest, COUNTED_BATCHES))
         roots = {b.batch_id: b.root for b in judged}
         first = min(roots, default=0)
         shown, reported = await self.database.search(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,8 @@ from orchestrator_bench import Bench, refused
 from orchestrator_fakes import RUN
 
 from muster.api.answers import Watched
-from muster.orchestrator.outcomes.checking import PROOF_DUE_S
+from muster.orchestrator.http.quotas import Readings
+from muster.orchestrator.outcomes.checking import PROOF_DUE_S, SUMMARY_AGE_S
 from muster.protocol.checking import (
     Checking,
     CheckReport,
@@ -19,6 +21,7 @@ from muster.protocol.checking import (
 )
 from muster.protocol.eip712 import address_of, digest, sign
 from muster.protocol.encoding import keccak
+from muster.protocol.errors import ApiError
 from muster.protocol.ids import Hash32
 
 FINGERPRINTS = [b"\1" * 32]
@@ -139,6 +142,51 @@ async def test_reports_are_summed_up_by_validator(bench: Bench) -> None:
     assert (found.signed, found.proven) == (1, 1)
     assert (found.compared, found.failed, found.is_suspect) == (1, 1, True)
     assert kept.failed == 1
+
+
+async def test_summary_is_made_once_a_second_however_many_ask(bench: Bench) -> None:
+    await commit(bench)
+    await judged(bench)
+    now_s, checking = 0.0, bench.services.checking
+    checking.monotonic = lambda: now_s
+    assert [each.proven for each in await checking.summary()] == [0, 0, 0]
+    await show(bench, pack_fingerprints(FINGERPRINTS))
+    now_s = SUMMARY_AGE_S
+    assert [each.proven for each in await checking.summary()] == [0, 0, 0]
+    now_s += 0.01
+    assert [each.proven for each in await checking.summary()] == [1, 0, 0]
+
+
+@pytest.mark.parametrize("path", ["/v1/batches/1", "/v1/batches/1/checking"])
+async def test_an_address_waits_for_few_batches_at_once(bench: Bench, path: str) -> None:
+    await commit(bench)
+    readings = Readings(2, most_per_host=1)
+    bench.services.quotas = replace(bench.services.quotas, batch_reads=readings)
+    async with bench.http() as http:
+        async with readings.turn("192.0.2.1"):
+            assert (await http.get(path)).status_code == 200
+        async with readings.turn("127.0.0.1"):
+            full = await http.get(path)
+        assert (await http.get(path)).status_code == 200
+    assert (full.status_code, full.headers["retry-after"]) == (503, "1")
+    assert full.json()["error"]["code"] == "overloaded"
+
+
+async def test_batches_are_read_a_few_at_once_and_in_order() -> None:
+    readings, began = Readings(1, most_per_host=2), list[str]()
+
+    async def read(host: str) -> None:
+        async with readings.turn(host):
+            began.append(host)
+
+    async with asyncio.TaskGroup() as tasks, readings.turn("first"):
+        for host in ("a", "b", "a"):
+            tasks.create_task(read(host))
+        await asyncio.sleep(0)
+        assert began == []
+        with pytest.raises(ApiError, match="too many batches"):
+            await read("a")
+    assert began == ["a", "b", "a"]
 
 
 @pytest.mark.parametrize(("passed_s", "counted"), [(PROOF_DUE_S, 0), (PROOF_DUE_S + 1, 1)])
