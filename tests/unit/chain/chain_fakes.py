@@ -208,6 +208,8 @@ class FakeNode:
         ]
 
     def _receipts(self, number: str) -> Any:
+        if int(number, 16) >= len(self.blocks):
+            return None
         block = self.blocks[int(number, 16)]
         return [
             {"logs": [placed(log, block, index, timed=False)]}
