@@ -16,7 +16,8 @@ nothing, or far less than others, is *quiet*: it may go on, but its slot is free
  * an attempt that becomes far slower than others, or than it was, is abandoned (*left*), and
    another relay goes on with its bytes; while the total rate stays high, none is left
 
-Relays are compared at the same time only: if all are slow, slowness is no fault.
+Relays are compared at the same time only: if all are slow, slowness is no fault. So relays that
+failed too often are tried again at intervals, like ones that were never tried.
 """
 
 from __future__ import annotations
@@ -151,6 +152,9 @@ class Pull:
         """Relays that were left and have brought no whole chunk since: others are asked first."""
         self._brought: set[str] = set()
         """Relays that brought a whole chunk."""
+        self._back: set[str] = set()
+        """Relays that were taken back and have brought no whole chunk since: nobody is left for
+        them."""
         self._explored_s = 0.0
         self._most = 0.0
         """Highest rate of all attempts together so far."""
@@ -183,6 +187,13 @@ class Pull:
         """Measure every attempt; return those to leave."""
         for attempt in self._running:
             attempt.look(now_s)
+        if any(attempt.rate for attempt in self._running):
+            # Without bytes the transfer has to end. With them it could take hours: a relay that
+            # drips is compared with nobody once all others are given up.
+            back = self._transfer.take_back()
+            self._back |= back
+            self._tried -= back
+            self._left -= back
         known = self._transfer.scores.best(self._transfer.awake())
         together = sum(attempt.rate for attempt in self._running)
         self._most = max(self._most, together)
@@ -210,9 +221,12 @@ class Pull:
         is_idle = attempt.was_quiet_for(after_s, now_s) and not self._holds_slot(attempt)
         if not is_idle and not (is_last and attempt.has_stalled):
             return False
-        # Others go on with its bytes, so little is lost if the whole network paused.
+        # Others go on with its bytes, so little is lost if the whole network paused. Without others
+        # only a connection without any bytes is left: a second one may work.
         others = [a.rate for a in self._running if a.url != attempt.url]
-        idle = [url for url in self._transfer.awake() if url != attempt.url]
+        idle = [url for url in self._transfer.awake() if url not in {attempt.url, *self._back}]
+        if attempt.rate and not idle and not any(others):
+            return False
         known = self._transfer.scores.best(idle)
         rate = 0.0 if attempt.has_stalled else attempt.rate
         return rate < FLOOR_SHARE * max([attempt.peak, known, *others])
@@ -367,6 +381,7 @@ class Pull:
             rival.sink.close()
         self._transfer.note(attempt.url, None, size=sink.size, seconds=now_s - attempt.started_s)
         self._left.discard(attempt.url)
+        self._back.discard(attempt.url)
         self._brought.add(attempt.url)
         if chunk.was_shared and not await in_thread(sink.still_holds):
             self._start_over(chunk, {rival.url for rival in rivals})

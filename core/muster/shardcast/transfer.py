@@ -7,7 +7,8 @@ A request ends in verified bytes or in a RelayFault (`muster.shardcast.download`
 to `Transfer.note`. A relay that lied is not asked again in this attempt at a version. Until the
 process ends, RelayScores remembers the lie: the relay keeps a tenth of its success rate, which
 recovers with every success or failure of any relay, so it is asked again, rarely at first. A relay
-that failed is asked again in this attempt too, after a pause that doubles. If several relays sent
+that failed is asked again in this attempt too, after a pause that doubles. One that failed too
+often is given up, for GIVEN_UP_S while others bring bytes, else for good. If several relays sent
 parts of one chunk, the liar is unknown: all of them count as failed (`muster.shardcast.pull`).
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -45,6 +47,12 @@ FIRST_PAUSE_S = 0.05
 one."""
 LONGEST_PAUSE_S = 2.0
 """Longest pause of a relay after failures, in seconds."""
+MOST_DOUBLINGS = 16
+"""Bound of an exponent: a relay may be slow thousands of times in one attempt at a version."""
+LEAST_REST_S = 0.001
+"""Shortest wait for a relay that pauses, in seconds."""
+GIVEN_UP_S = 30.0
+"""Seconds after which a relay that failed too often is taken back, while others bring bytes."""
 MANIFEST_HEDGE_S = 0.05
 """Seconds without an answer after which further relays are asked for a manifest, too."""
 
@@ -73,7 +81,8 @@ class Transfer:
         self._version = version
         self._attempts = attempts
         self._noted = noted
-        self._out: set[str] = set()
+        self._out: dict[str, float] = {}
+        """Relays that are given up, and when each may be taken back: liars never."""
         self._failures: dict[str, int] = {}
         self._resting: dict[str, float] = {}
 
@@ -163,13 +172,28 @@ class Transfer:
         """Return the reserve relays to ask when no relay delivers anything."""
         return [url for url in self.scores.reserve if url not in self._out]
 
+    def take_back(self) -> set[str]:
+        """Return the relays that were given up GIVEN_UP_S ago; each may be asked again.
+
+        One more failure gives a relay up again.
+        """
+        now_s = asyncio.get_running_loop().time()
+        back = {url for url, at_s in self._out.items() if at_s <= now_s}
+        for url in back:
+            del self._out[url]
+            self._failures[url] = self._attempts - 1
+            self.scores.forget_speed(url)
+        return back
+
     async def rest(self) -> None:
         """Wait until a relay may be asked again; raises PolicyUnavailable when none is left."""
         usable = self._usable()
         if not usable:
             raise self._unavailable()
         now_s = asyncio.get_running_loop().time()
-        await asyncio.sleep(max(0.0, min(self._resting.get(url, 0.0) for url in usable) - now_s))
+        until_s = min(self._resting.get(url, 0.0) for url in usable)
+        # A timer may fire a little early, so a shorter pause could end before a relay is awake.
+        await asyncio.sleep(max(LEAST_REST_S, until_s - now_s))
 
     def _usable(self) -> list[str]:
         relays = [url for url in self.scores.relays if url not in self._out]
@@ -199,7 +223,7 @@ class Transfer:
             self._rest(url, gives_up=False)
         elif fault is RelayFault.LIED:
             self.scores.lied(url)
-            self._out.add(url)
+            self._out[url] = math.inf
             logger.warning("relay sent wrong bytes", extra={"relay": url, "what": self._what()})
         else:
             self.scores.failed(url)
@@ -208,12 +232,12 @@ class Transfer:
     def _rest(self, url: str, *, gives_up: bool = True) -> None:
         failures = self._failures.get(url, 0) + 1
         self._failures[url] = failures
+        now_s = asyncio.get_running_loop().time()
         if failures >= self._attempts and gives_up:
-            self._out.add(url)
+            self._out.setdefault(url, now_s + GIVEN_UP_S)
             return
-        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**failures)
-        pause_s *= self.scores.rng.uniform(0.5, 1)
-        self._resting[url] = asyncio.get_running_loop().time() + pause_s
+        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failures, MOST_DOUBLINGS))
+        self._resting[url] = now_s + pause_s * self.scores.rng.uniform(0.5, 1)
 
     def _unavailable(self) -> PolicyUnavailable:
         return PolicyUnavailable(
@@ -299,6 +323,10 @@ class RelayScores:
         if size:  # without bytes it may wait for the chunk itself: its bandwidth is unknown
             record.bytes_per_s = min(sample, record.bytes_per_s or sample)
         self.failed(url)
+
+    def forget_speed(self, url: str) -> None:
+        """Forget a relay's bandwidth: after a long failure nobody is compared with it."""
+        self._records[url].bytes_per_s = None
 
     def lied(self, url: str) -> None:
         """Record wrong bytes: worse than a failure, as they cost a whole transfer."""
