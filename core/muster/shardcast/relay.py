@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from random import Random, SystemRandom
 from urllib.parse import urlsplit
@@ -42,6 +43,8 @@ RECHECK_S = 15.0
 """Seconds between two comparisons of the held versions' roots with the chain."""
 MAX_PAUSE_S = 5.0
 """Longest pause before an upstream or version that failed is tried again."""
+MOST_GROWTH = 64
+"""Bound of the exponent of a pause: an upstream may be down for days."""
 MAX_CANDIDATES = 16
 """Newest versions considered from one upstream; more would let it waste our requests."""
 REFUSED_PAUSE_S = 60.0
@@ -79,6 +82,8 @@ class Relay:
         self._scores = RelayScores(upstreams, rng=self._rng)
         self._metrics = metrics or ShardMetrics()
         self._announced: dict[str, list[PolicyVersion]] = {}
+        self._unknown: Counter[str] = Counter()
+        """How many versions of each upstream the chain did not know, since one was mirrored."""
         self._retry_at: dict[PolicyVersion, float] = {}
         self._failures: dict[PolicyVersion, int] = {}
         self._wanted: dict[PolicyVersion, float] = {}
@@ -157,10 +162,14 @@ class Relay:
                 continue
             failures = 0
             self._announced[url] = listed[:MAX_CANDIDATES]
+            self._forget_unlisted(loop.time())
             self._news.set()
             # An upstream that ignores the long poll must not be asked without pause.
             is_news = max(listed, default=-1) > after
             pause_s = self._poll_s / 10 if is_news else self._poll_s
+            # Nor may one that invents versions make us ask the chain without pause.
+            if invented := self._unknown[url]:
+                pause_s = max(pause_s, self._pause_s(invented))
             await asyncio.sleep(max(0.0, pause_s - (loop.time() - asked_s)))
 
     async def _mirror_all(self) -> None:
@@ -181,7 +190,8 @@ class Relay:
                 continue
 
     def _candidates(self) -> list[PolicyVersion]:
-        """Return the announced versions that are not held and would be kept, newest first.
+        """Return the announced versions that are not held and would be kept, newest first; those
+        of upstreams that announce what the chain does not know come last.
 
         A relay keeps the newest and their deltas' parents, back to the anchor.
         """
@@ -194,7 +204,21 @@ class Relay:
         parents = set(self._store.wanted_parents(self._run_id))
         announced = {version for listed in self._announced.values() for version in listed}
         kept = {version for version in announced if version > oldest_kept or version in parents}
-        return sorted(kept.difference(held), reverse=True)
+        return sorted(kept.difference(held), key=lambda version: (self._doubt(version), -version))
+
+    def _doubt(self, version: PolicyVersion) -> int:
+        return min((self._unknown[url] for url in self._announcers(version)), default=0)
+
+    def _announcers(self, version: PolicyVersion) -> list[str]:
+        return [url for url, listed in self._announced.items() if version in listed]
+
+    def _forget_unlisted(self, now_s: float) -> None:
+        """Forget versions that no upstream lists any more, once their pause is over."""
+        listed = {version for listed in self._announced.values() for version in listed}
+        over = [version for version, at_s in self._retry_at.items() if at_s <= now_s]
+        for version in set(over) - listed:
+            del self._retry_at[version]
+            self._failures.pop(version, None)
 
     async def _mirror_or_postpone(self, version: PolicyVersion) -> None:
         loop = asyncio.get_running_loop()
@@ -202,7 +226,11 @@ class Relay:
             if await self._mirror(version):
                 self._failures.pop(version, None)
                 self._retry_at.pop(version, None)
+                for url in self._announcers(version):
+                    del self._unknown[url]
                 return
+            if version not in self._failures:
+                self._unknown.update(self._announcers(version))
         except StorageError as error:
             logger.error(
                 "version does not fit", extra={"policy_version": version, "cause": str(error)}
@@ -215,7 +243,8 @@ class Relay:
             )
         self._failures[version] = self._failures.get(version, 0) + 1
         is_wanted = self._wanted.get(version, 0.0) > loop.time()
-        pause_s = self._poll_s / 4 if is_wanted else self._pause_s(self._failures[version])
+        doubt = max(self._failures[version], self._doubt(version))
+        pause_s = self._poll_s / 4 if is_wanted else self._pause_s(doubt)
         self._retry_at[version] = loop.time() + pause_s
 
     async def _mirror(self, version: PolicyVersion) -> bool:
@@ -269,5 +298,5 @@ class Relay:
             await self.recheck()
 
     def _pause_s(self, failures: int) -> float:
-        longest = min(MAX_PAUSE_S, self._poll_s * 1.5**failures)
+        longest = min(MAX_PAUSE_S, self._poll_s * 1.5 ** min(failures, MOST_GROWTH))
         return longest * self._rng.uniform(0.5, 1)

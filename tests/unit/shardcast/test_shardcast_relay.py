@@ -1,0 +1,173 @@
+"""A relay mirrors what the chain knows, whatever else an upstream announces, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+from shardcast_policies import RUN, publish_paths, write_files
+
+from muster.lab.simulator.clock import run_virtual
+from muster.protocol.eip712 import Domain, digest, sign
+from muster.protocol.encoding import keccak
+from muster.protocol.ids import Hash32, PolicyVersion, RunId, to_address
+from muster.protocol.messages import Checkpoint
+from muster.shardcast import ChunkStore, Relay, TrustedRoot
+from muster.shardcast.chunks import VerifyingSink
+from muster.shardcast.download import RelayFault, ShardClient
+from muster.shardcast.relay import MAX_PAUSE_S
+
+HONEST, LIAR = "http://honest", "http://liar"
+FILES = {"w": Random(1).randbytes(5000)}
+QUERY_S, ANSWER_S = 0.02, 0.01
+DOMAIN = Domain(31337, to_address(b"\x11" * 20))
+KEY = bytes(31) + b"\x01"
+Listing = Callable[[], list[PolicyVersion]]
+
+
+class Upstreams(ShardClient):
+    """Upstreams of one store; each lists what it likes, or is down while it lists nothing."""
+
+    def __init__(self, store: ChunkStore, listings: dict[str, Listing]) -> None:
+        super().__init__()
+        self._store = store
+        self._listings = listings
+        self.polls = 0
+
+    async def versions(
+        self, url: str, _run_id: RunId, *, after: int = -1, wait_s: int = 0, **_options: bool
+    ) -> list[PolicyVersion] | RelayFault:
+        """Answer at once when there is news, else after the wait."""
+        self.polls += 1
+        await asyncio.sleep(ANSWER_S)
+        listed = self._listings[url]()
+        if listed and max(listed) <= after:
+            await asyncio.sleep(wait_s)
+        return listed or RelayFault.FAILED
+
+    async def any_manifest(
+        self, url: str, run_id: RunId, version: PolicyVersion
+    ) -> bytes | RelayFault:
+        """The store's manifest; the liar says nothing."""
+        found = self._store.manifest_bytes(run_id, version)
+        return found if url == HONEST and found else RelayFault.ABSENT
+
+    async def signature(
+        self, _url: str, run_id: RunId, version: PolicyVersion
+    ) -> bytes | RelayFault:
+        """The store's signature."""
+        return self._store.signature(run_id, version) or RelayFault.ABSENT
+
+    async def chunk(self, url: str, sink: VerifyingSink) -> RelayFault | None:
+        """The store's chunk; the liar says nothing."""
+        region = self._store.find(sink.digest)
+        if url != HONEST or region is None:
+            return RelayFault.ABSENT
+        await asyncio.sleep(ANSWER_S)
+        sink.write([region.read()])
+        sink.commit()
+        return None
+
+
+class Mirror:
+    """A relay beside what it does in virtual time."""
+
+    def __init__(self, folder: Path, listings: dict[str, Listing]) -> None:
+        self.origin, self.store = ChunkStore(folder / "origin"), ChunkStore(folder / "store")
+        self.asked: list[tuple[float, PolicyVersion]] = []
+        """When the chain was asked for which version."""
+        self.known_from_s = 0.0
+        """When the chain learns of the origin's versions."""
+        self.upstreams = Upstreams(self.origin, listings)
+        self.relay = Relay(list(listings), self.store, run_id=RUN, trust=self._trust, rng=Random(1))
+        self.relay._client.close()
+        self.relay._client = self.upstreams
+
+    async def _trust(self, run_id: RunId, version: PolicyVersion) -> TrustedRoot | None:
+        now_s = asyncio.get_running_loop().time()
+        self.asked.append((now_s, version))
+        await asyncio.sleep(QUERY_S)
+        if now_s < self.known_from_s:
+            return None
+        data = self.origin.manifest_bytes(run_id, version)
+        return TrustedRoot(keccak(data), None, DOMAIN) if data else None
+
+    def run(self, seconds: float) -> None:
+        """Let virtual time pass."""
+
+        async def main() -> None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self.relay.run()
+
+        run_virtual(main)
+
+    @property
+    def remembered(self) -> int:
+        """Versions that the relay keeps something about."""
+        return len({*self.relay._retry_at, *self.relay._failures})
+
+
+def publish(store: ChunkStore, version: int) -> None:
+    """Publish a version with a signature that can be read."""
+
+    def sign_root(root: Hash32) -> bytes:
+        checkpoint = Checkpoint(RUN, PolicyVersion(version), root)
+        return sign(digest(DOMAIN, checkpoint.struct_hash()), KEY)
+
+    paths = write_files(store.folder.parent / f"source-{version}", FILES)
+    publish_paths(store, paths, version, sign=sign_root)
+
+
+def inventor(*also: int) -> Listing:
+    """A listing of 15 invented versions, others at each poll, above all real ones."""
+    numbers = itertools.count((1 << 32) - 1, -1)
+    return lambda: [PolicyVersion(n) for n in (*itertools.islice(numbers, 15), *also)]
+
+
+def listing(*versions: int) -> Listing:
+    return lambda: [PolicyVersion(version) for version in versions]
+
+
+def test_invented_versions_do_not_delay_an_honest_upstreams(tmp_path: Path) -> None:
+    mirror = Mirror(tmp_path, {LIAR: inventor(), HONEST: listing(1, 2)})
+    for version in (1, 2):
+        publish(mirror.origin, version)
+    mirror.run(1.0)
+    assert mirror.store.versions(RUN) == [2, 1]
+    assert [version for _, version in mirror.asked].index(PolicyVersion(2)) <= 2
+
+
+def test_version_that_an_inventor_lists_too_is_mirrored_at_once(tmp_path: Path) -> None:
+    mirror = Mirror(tmp_path, {LIAR: inventor(2), HONEST: listing(2)})
+    publish(mirror.origin, 2)
+    mirror.run(1.0)
+    assert mirror.store.versions(RUN) == [2]
+
+
+def test_invented_versions_cost_few_queries_and_no_memory(tmp_path: Path) -> None:
+    mirror = Mirror(tmp_path, {LIAR: inventor(), HONEST: listing(1)})
+    publish(mirror.origin, 1)
+    mirror.run(300.0)
+    assert mirror.remembered <= 64
+    assert len(mirror.asked) < 300 * 5
+
+
+def test_version_ahead_of_the_chain_is_mirrored_once_the_chain_knows_it(tmp_path: Path) -> None:
+    mirror = Mirror(tmp_path, {HONEST: listing(1)})
+    mirror.known_from_s = 20.0
+    publish(mirror.origin, 1)
+    mirror.run(mirror.known_from_s + 2 * MAX_PAUSE_S)
+    assert mirror.store.versions(RUN) == [1]
+    assert mirror.asked[0][0] < mirror.known_from_s
+
+
+def test_upstream_that_is_down_for_hours_is_asked_again(tmp_path: Path) -> None:
+    hours_s = 3 * 3600.0
+    mirror = Mirror(tmp_path, {HONEST: listing()})
+    mirror.run(hours_s)
+    assert mirror.upstreams.polls > hours_s / MAX_PAUSE_S
