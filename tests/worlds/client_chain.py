@@ -73,6 +73,7 @@ def make_view() -> Any:
         paused=False,
         terms=[SimpleNamespace(price_per_unit=10, quorum=1)],
         fraud_closes_at=lambda posted_at, window_s: posted_at + window_s,
+        quorum_of=lambda batch: run.terms[batch.terms - 1].quorum,
     )
     members = {WORKER: make_account()}
     run.members = members

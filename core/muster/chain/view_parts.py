@@ -282,6 +282,10 @@ class RunView:
         """First second after the last pause of slashing; 0 when there was none."""
         return self.pauses[-1].until if self.pauses else 0
 
+    def quorum_of(self, batch: BatchView) -> int:
+        """Return how many signatures a batch needs, by the terms of its commitment."""
+        return self.terms[batch.terms - 1].quorum
+
     def is_slashing_paused(self, now: int) -> bool:
         """Return whether fraud verdicts of the run cannot be executed at present."""
         return now < self.slashing_paused_until

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from muster.chain import BatchView, CaseView, ChainView, CheckpointView, Event, RunView, SlashView
+from muster.chain.conversion import lenient_reason
 from muster.chain.structs import BatchStatus
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
 from muster.protocol.messages import OutcomeRecord, Reason, Ticket, Verdict
@@ -38,15 +39,13 @@ class VerdictTally:
     reasons: Counter[Reason] = field(default_factory=Counter)
     """Reasons of the others, with counts."""
 
-    def add(
-        self, record: OutcomeRecord, verdict: Verdict, reason: Reason | None, count: int
-    ) -> None:
+    def add(self, record: OutcomeRecord, verdict: Verdict, reason: Reason, count: int) -> None:
         """Count one outcome by its standing verdict and reason; a count of -1 removes it."""
         name = verdict.name.lower()
         setattr(self, name, getattr(self, name) + count)
         if verdict is Verdict.ACCEPTED:
             self.units += count * record.units
-        elif reason is not None:
+        else:
             self.reasons[reason] += count
 
 
@@ -270,10 +269,6 @@ class Projection:
         batch = self.view.batches.get(batch_id)
         return batch if batch is not None and batch.run_id == self.run_id else None
 
-    def quorum_of(self, batch: BatchView) -> int:
-        """Return how many signatures a batch needs, by the terms of its commitment."""
-        return self.run.terms[batch.terms - 1].quorum
-
     def apply(self, events: Iterable[Event]) -> None:
         """Apply events that the view has applied."""
         for event in events:
@@ -382,9 +377,7 @@ class Projection:
         if record.verdict is Verdict.FRAUD:
             self.frauds.append((batch_id, position))
 
-    def _count(
-        self, judged: Judged, verdict: Verdict, reason: Reason | None, count: int = 1
-    ) -> None:
+    def _count(self, judged: Judged, verdict: Verdict, reason: Reason, count: int = 1) -> None:
         record = judged.record
         tally = self._tallies.setdefault(record.worker_id, VerdictTally())
         for each in (self.total, tally):
@@ -403,6 +396,5 @@ class Projection:
         record = batch.records[case.position]
         judged = Judged(case.batch_id, case.position, record)
         self._count(judged, record.verdict, record.reason, -1)
-        # Jurors may rule for a reason that nobody knows.
-        reason = next((each for each in Reason if each == case.ruling & 0xFF), None)
+        reason = lenient_reason(case.ruling & 0xFF)
         self._count(judged, self.standing_verdict(judged), reason)

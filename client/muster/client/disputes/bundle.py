@@ -147,7 +147,7 @@ def facts_of(run: RunView, batch: BatchView, claim: ClaimedWork, domain: Domain)
         recipe=config.recipe_hash,
         calibration=config.calibration_hash,
         task_set=config.task_set_hash,
-        quorum=run.terms[batch.terms - 1].quorum,
+        quorum=run.quorum_of(batch),
         validators=list(batch.validators),
         root=batch.root,
         count=batch.count,

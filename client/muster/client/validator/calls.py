@@ -94,11 +94,6 @@ def order_of(batch: BatchView, run: RunView) -> tuple[Address, ...]:
     return order_of_batch(seed, batch.seated, run.validators)
 
 
-def quorum_of(batch: BatchView, run: RunView) -> int:
-    """Return how many signatures a batch needs, by the terms of its commitment."""
-    return run.terms[batch.terms - 1].quorum
-
-
 class CallDuty:
     """One validator's calls in one run."""
 
@@ -144,7 +139,7 @@ class CallDuty:
         # A judged batch is handed over repeatedly until its outcomes are posted.
         if self.context.journal.judged(batch.name) is not None or batch.name in self._called:
             return True
-        order, quorum = order_of(batch, self.context.run), quorum_of(batch, self.context.run)
+        order, quorum = order_of(batch, self.context.run), self.context.run.quorum_of(batch)
         return self.me in called_by_age(order, quorum, self._timing(batch), now)
 
     async def _ask(self, uncalled: list[BatchView]) -> set[BatchName]:
@@ -264,7 +259,7 @@ def postable(batch: BatchView, run: RunView, domain: Domain) -> tuple[bytes, byt
     """Return the records and joined signatures of the largest quorum that showed the same outcomes;
     None if there is no quorum.
     """
-    quorum = quorum_of(batch, run)
+    quorum = run.quorum_of(batch)
     best: tuple[int, bytes, bytes] | None = None
     for hashed, signed in sorted(shown_by(batch, domain).items()):
         records = b"" if hashed == WITHHELD else batch.shown_records.get(hashed)

@@ -266,7 +266,7 @@ def counted_before(
         and record.worker_id == worker_id
         and (record.verdict is Verdict.ACCEPTED or record.reason is Reason.SAMPLER_DRIFT)
     ]
-    most = WINDOW * max(1, len(batch.validators)) // run.terms[batch.terms - 1].quorum
+    most = WINDOW * max(1, len(batch.validators)) // run.quorum_of(batch)
     return sorted(found, key=lambda each: each[0])[-most:]
 
 

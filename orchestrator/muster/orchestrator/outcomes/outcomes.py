@@ -150,7 +150,7 @@ class OutcomeCollector:
         """Return the outcomes to post now, ascending by batch."""
         found: list[Agreed] = []
         for batch, rows in await self._handed_in():
-            quorum = self.projection.quorum_of(batch)
+            quorum = self.projection.run.quorum_of(batch)
             calls = self._plan(batch, rows)
             if calls.decision is None:
                 continue
@@ -306,7 +306,7 @@ class ValidatorCalls:
         self._note_heard(statements)
         calls = plan_calls(
             order_of_batch(seed, batch.seated, run.validators),
-            self._projection.quorum_of(batch),
+            self._projection.run.quorum_of(batch),
             Timing(batch.committed_at, self._deadline_s, self._timeout_s),
             now,
             statements,

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from muster.chain import Batch, OutcomeProof, SlashState
+from muster.chain import Batch, CaseView, ChainView, OutcomeProof, SlashState
 from muster.chain.conversion import lenient_reason
 from muster.chain.doubles import tag_of
 from muster.chain.structs import Offence
@@ -55,21 +55,20 @@ class Settlement:
         run_id = self._projection.run_id
         executed = {(s.owner, s.offence, s.tag) for s in view.slashes if s.run_id == run_id}
         done = {(slash.batch_id, slash.position) for slash in view.slashes}
-        # The ledger executes what a jury found only where a claim proved what the batch holds.
         overturned = {
-            (case.batch_id, case.position): view.batches[case.batch_id].is_proven_in(case)
+            (case.batch_id, case.position): case
             for case in view.cases.values()
-            if case.overturned
+            if case.overturned and case.run_id == run_id
         }
         return [
             place
             for place in dict.fromkeys([*self._projection.frauds, *overturned])
             if place not in done
-            and overturned.get(place, True)
             and self._projection.batch(place[0]) is not None
             and self._filed(place) not in executed
             and view.standing_verdict(*place) is Verdict.FRAUD
             and not self._waits(place, failing_check)
+            and _is_proven(view, overturned.get(place))
         ]
 
     def _waits(self, place: OutcomePlace, failing_check: int | None) -> bool:
@@ -194,3 +193,10 @@ class Payments:
             self._known.clear()
         self._known[slot] = (paid, self._monotonic())
         return paid
+
+
+def _is_proven(view: ChainView, case: CaseView | None) -> bool:
+    """Return whether a case does not keep the ledger from executing a fraud: what a jury found is
+    executed only where a claim proved what the batch holds.
+    """
+    return case is None or case.is_summons or view.batches[case.batch_id].is_proven_in(case)
