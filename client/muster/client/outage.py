@@ -17,13 +17,18 @@ from muster.protocol.errors import (
     EngineError,
     MusterError,
     PolicyUnavailable,
+    ProtocolError,
     StorageError,
+    TaskError,
 )
 
 logger = logging.getLogger(__name__)
 
 SURVIVED = (ApiError, PolicyUnavailable, ChainError, EngineError, StorageError, MemoryError)
 """Errors that a loop survives: a later try may succeed by itself."""
+UNUSABLE = (ConfigError, ProtocolError, TaskError)
+"""Errors about what others published or sent; they end a step, but not the loop that takes steps
+for others, too."""
 FIRST_PAUSE_S = 0.5
 """Seconds of pause after the first failure; it doubles each time."""
 LONGEST_PAUSE_S = 30.0
@@ -159,7 +164,7 @@ class Steps:
         self._not_before[about, what] = math.inf
         try:
             await act()
-        except (*SURVIVED, ConfigError) as error:
+        except (*SURVIVED, *UNUSABLE) as error:
             hint = getattr(error, "hint", None)
             fields |= {"error": str(error)} | ({"hint": hint} if hint else {})
             if isinstance(error, ContractRevert) and error.name in self._overtaken:

@@ -14,7 +14,7 @@ from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ApiError, ConfigError, ProtocolError, TaskError
 from muster.protocol.ids import Hash32
 from muster.protocol.recipe import Recipe
-from muster.tasks import TaskSet, document_root
+from muster.tasks import TaskSet, check_task_set, document_root, require_pinned
 from muster.tasks.document import MAX_TASK_SET_BYTES
 from muster.toploc import Calibration
 
@@ -25,6 +25,8 @@ T = TypeVar("T")
 
 TASK_SETS = "task-sets"
 """Folder of downloaded task sets, in the state folder."""
+MOST_TRIED = 1024
+"""Number of problems among which one of each task type is graded at the start."""
 
 
 class DocumentSource(Protocol):
@@ -61,6 +63,21 @@ async def read_rules(source: DocumentSource, config: RunConfig, folder: Path) ->
             await _read(source, config.calibration_hash, "calibration")
         ),
     )
+
+
+def require_consistent(rules: Rules) -> None:
+    """Raise ConfigError or TaskError when the documents contradict each other, or a required
+    verifier is missing or not the pinned one: honest workers would be rejected.
+    """
+    recipe, calibration = rules.recipe, rules.calibration
+    if (calibration.proof, calibration.temperature) != (recipe.proof, recipe.sampling.temperature):
+        raise ConfigError(
+            "the run's calibration was measured under another recipe",
+            hint="the run's owner must calibrate again: muster calibrate",
+        )
+    require_pinned(recipe.verifiers)
+    one_of_each = {problem.task_type: problem for problem in rules.task_set.some(MOST_TRIED)}
+    check_task_set(one_of_each.values(), allows_judge=recipe.allows_judge)
 
 
 async def await_orchestrator(ask: Callable[[], Awaitable[T]]) -> T:

@@ -149,7 +149,8 @@ class EventReader:
                 self._lagging = 0
                 return self._tell(head)
         raise ChainInconsistent(
-            f"the chain keeps changing while it is read: {cause}", hint="use another RPC endpoint"
+            f"the chain keeps changing, or the endpoint contradicts itself: {cause}",
+            hint="use another RPC endpoint",
         )
 
     def _tell(self, head: BlockId) -> Poll:

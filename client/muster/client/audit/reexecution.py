@@ -38,6 +38,7 @@ from muster.client.audit.outcome_table import OutcomeTable, tabulate
 from muster.client.chain_facts import OutcomePlace
 from muster.client.disputes.bundle_checks import CheckAnswer, check_verdict, check_weights
 from muster.client.disputes.rerun import Rerun, claim_at, measure_conduct, recompute, slots_of
+from muster.client.run_documents import require_consistent
 from muster.client.validator.checking_proofs import (
     Fingerprints,
     Proof,
@@ -46,7 +47,6 @@ from muster.client.validator.checking_proofs import (
 )
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.judging import Rules
-from muster.client.validator.process import require_consistent
 from muster.client.validator.records import counted_before, judge_again
 from muster.inference import InferenceEngine
 from muster.protocol.eip712 import Domain

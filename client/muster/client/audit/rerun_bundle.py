@@ -44,9 +44,9 @@ from muster.client.disputes.bundle_checks import (
     recorded_of,
 )
 from muster.client.disputes.rerun import claim_at, recompute
+from muster.client.run_documents import require_consistent
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.judging import Rules
-from muster.client.validator.process import require_consistent
 from muster.inference.loading import engine_of
 from muster.protocol.encoding import file_hash
 from muster.protocol.errors import ConfigError

@@ -182,7 +182,7 @@ async def _rerun(
     from muster.api import OrchestratorApi
     from muster.client.disputes.bundle import Contents
     from muster.client.disputes.rerun import claim_at, read_submission, recompute
-    from muster.client.run_documents import TASK_SETS, read_rules
+    from muster.client.run_documents import TASK_SETS, read_rules, require_consistent
     from muster.client.validator.checking_proofs import who_checked
     from muster.client.validator.decoding import FileDecoder
     from muster.inference.loading import engine_of
@@ -195,6 +195,7 @@ async def _rerun(
     claim = claim_at(view, batch, entries, place.position, domain)
     async with OrchestratorApi(options["orchestrator"]) as api:
         rules = await read_rules(api, run.config, _state_dir(options) / TASK_SETS)
+        await asyncio.to_thread(require_consistent, rules)
         named = await api.run_info(run.run_id)
         checking = await _checking(api, batch)
     relays = tuple(options["relay"]) or named.policy_sources

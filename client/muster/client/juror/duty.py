@@ -40,7 +40,7 @@ from muster.client.disputes.cases import fees_due, penalties_of, ruling_words
 from muster.client.disputes.claims import OVERTAKEN, close_case, fine
 from muster.client.durable_log import Journal
 from muster.client.juror.judging import CaseJudge
-from muster.client.outage import SURVIVED, Steps
+from muster.client.outage import SURVIVED, UNUSABLE, Steps
 from muster.client.preflight import warn_of_gas
 from muster.client.settings import JurorSettings
 from muster.client.stake import FAUCET_CHAIN_ID
@@ -371,7 +371,7 @@ class JurorDuty:
             number = ruling.number
         except TimeoutError:
             number, result = 0, {"unavailable": "it took too long"}
-        except (*SURVIVED, ConfigError) as error:
+        except (*SURVIVED, *UNUSABLE) as error:
             if left_s > 0:
                 raise
             number, result = 0, {"unavailable": str(error)}

@@ -22,7 +22,8 @@ from muster.api import BatchEntry
 from muster.chain import BatchView, CaseView, RunView
 from muster.client.chain_facts import HistoryView, OutcomePlace, entry_of
 from muster.client.disputes.rerun import Rerun, claim_of, measure_conduct, recompute
-from muster.client.run_documents import TASK_SETS, read_rules
+from muster.client.preflight import installed_version, require_software
+from muster.client.run_documents import TASK_SETS, read_rules, require_consistent
 from muster.client.sources import Signer, Sources
 from muster.client.tickets import slot_and_policy
 from muster.client.validator.batches import is_misdeclared
@@ -123,7 +124,11 @@ class CaseJudge:
         if run.run_id not in self._rules:
             # A folder of its own: two cases of a run may download from different sources.
             folder = self.folder / TASK_SETS / str(run.run_id) / case.case_id.hex()
-            self._rules[run.run_id] = await read_rules(sources, run.config, folder)
+            rules = await read_rules(sources, run.config, folder)
+            # With other verifiers than the run's it would find wrong rewards in honest work.
+            require_software(rules.recipe, installed_version())
+            await asyncio.to_thread(require_consistent, rules)
+            self._rules[run.run_id] = rules
         return self._rules[run.run_id]
 
     async def _entry(self, batch: BatchView, case: CaseView, sources: Sources) -> BatchEntry:

@@ -18,7 +18,7 @@ from muster.client.connections import (
 )
 from muster.client.preflight import require_fit, warn_of_gas
 from muster.client.quantities import format_tokens
-from muster.client.run_documents import TASK_SETS, fetch_rules
+from muster.client.run_documents import TASK_SETS, fetch_rules, require_consistent
 from muster.client.settings import ValidatorSettings
 from muster.client.stake import FAUCET_CHAIN_ID
 from muster.client.validator.batches import OtherSources
@@ -26,20 +26,15 @@ from muster.client.validator.calls import ShowingDuty, Windows
 from muster.client.validator.checking_proofs import CheckingStore
 from muster.client.validator.context import ValidatorContext
 from muster.client.validator.decoding import FileDecoder
-from muster.client.validator.judging import Rules
 from muster.client.validator.loop import ValidatorLoop, require_seat
 from muster.client.validator.records import ConductStore, EvidenceStore, OutcomeJournal
 from muster.client.validator.soundness import Soundness, pausing
 from muster.lifecycle import run_beside
-from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Address, RunId
-from muster.tasks import check_task_set, require_pinned
 from muster.wallet import Wallet
 
 FLAWS = "flaws"
 """Subfolder of the state folder for evidence of this validator's own flaws."""
-MOST_TRIED = 1024
-"""Number of problems among which one of each task type is graded at the start."""
 
 logger = logging.getLogger(__name__)
 
@@ -126,18 +121,3 @@ async def warn_of_little(chain: Chain, run_id: RunId, account: Address) -> None:
             "stake is below what a validator must hold, anybody may unseat it",
             extra={"holds": format_tokens(staked), "must_hold": format_tokens(required)},
         )
-
-
-def require_consistent(rules: Rules) -> None:
-    """Raise ConfigError or TaskError when the documents contradict each other, or a required
-    verifier is missing or not the pinned one: honest workers would be rejected.
-    """
-    recipe, calibration = rules.recipe, rules.calibration
-    if (calibration.proof, calibration.temperature) != (recipe.proof, recipe.sampling.temperature):
-        raise ConfigError(
-            "the run's calibration was measured under another recipe",
-            hint="the run's owner must calibrate again: muster calibrate",
-        )
-    require_pinned(recipe.verifiers)
-    one_of_each = {problem.task_type: problem for problem in rules.task_set.some(MOST_TRIED)}
-    check_task_set(one_of_each.values(), allows_judge=recipe.allows_judge)

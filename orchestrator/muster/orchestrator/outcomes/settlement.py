@@ -1,5 +1,6 @@
-"""Settlement: fraud outcomes are executed at once and finalised when nobody can challenge any more.
-Batches that nobody judged become void, and the money reserved for them is released.
+"""Settlement: fraud outcomes are executed at once, doubtful ones when nobody can overturn them, and
+finalised when the challenge window is over. Batches that nobody judged become void, and the money
+reserved for them is released.
 
 Step 10 of one rollout, for fraud; honest workers claim their reward themselves. Anyone may send
 these transactions; the orchestrator does it for the network.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,11 +40,12 @@ from muster.chain import ClaimView, LeasedWork
 from muster.client.juror.duty import require_place
 from muster.client.juror.judging import CaseJudge
 from muster.protocol.encoding import hex0x, keccak
-from muster.protocol.errors import ApiError, ConfigError
+from muster.protocol.errors import ApiError, ConfigError, TaskError
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.jury import BenchPlace, Ruling, summons_of
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
 from muster.protocol.rollouts import Rollout, encode_rollouts
+from muster.tasks import identities
 
 ROWS = make_rollouts(make_ticket())
 FORGED = [replace(row, task_reward=1.0 - row.task_reward) for row in ROWS]
@@ -129,6 +131,21 @@ FRAUD = Ruling(Verdict.FRAUD, Reason.WRONG_REWARD)
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[Callable[..., World]]:
     return lambda rows, recorded, **options: World(tmp_path, rows, recorded, **options)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("change", "refused"), [({}, None), ({"version": "0"}, "by exact_match 0")], ids=str
+)
+async def test_only_the_verifiers_of_the_run_judge_its_work(
+    world: Any, change: dict[str, str], refused: str | None
+) -> None:
+    world = world(ROWS, ACCEPTED)
+    pinned = [each.model_copy(update=change) for each in identities(["exact_match"])]
+    recipe = RECIPE.model_copy(update={"verifiers": tuple(pinned)})
+    world.view.runs[RUN].config.recipe_hash = recipe.hash()
+    world.answers[f"/v1/documents/{hex0x(recipe.hash())}"] = recipe.to_bytes()
+    with pytest.raises(TaskError, match=refused) if refused else nullcontext():
+        assert (await world.rule())[0] == ACCEPTED
 
 
 @pytest.mark.parametrize(

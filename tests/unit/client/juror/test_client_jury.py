@@ -47,7 +47,9 @@ from muster.protocol.errors import (
     ChainUnreachable,
     ConfigError,
     ContractRevert,
+    EncodingError,
     MusterError,
+    TaskError,
 )
 from muster.protocol.ids import Address, Hash32
 from muster.protocol.jury import Ruling, vote_commitment
@@ -371,10 +373,14 @@ async def test_work_that_is_missing_is_waited_for_then_voted_as_not_seen(room: C
     assert "no source shows the file" in room.result()["unavailable"]
 
 
-async def test_owner_that_shows_other_documents_cannot_have_a_juror_fined(room: Courtroom) -> None:
+@pytest.mark.parametrize("kind", [ConfigError, EncodingError, TaskError])
+async def test_owner_whose_documents_cannot_be_used_cannot_have_a_juror_fined(
+    room: Courtroom, kind: type[MusterError], caplog: pytest.LogCaptureFixture
+) -> None:
     room.finder.ruling = None
-    room.finder.missing = ConfigError("the recipe is not the one that the run pins")
+    room.finder.missing = kind("the recipe is not the one that the run pins")
     await room.serve(8)
+    assert "jury: judge has to wait" in caplog.messages
     room.court.timestamp = int(OPENED_AT + PATIENCE * TERMS.commit_time)
     await room.serve(4)
     assert room.case.votes == {ME: 0}

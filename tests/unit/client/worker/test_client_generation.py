@@ -27,9 +27,8 @@ from worlds.client_world import (
 from muster.client import run_documents
 from muster.client.calibration import prompts_of, read_recipe, read_task_set
 from muster.client.outage import Outage
-from muster.client.run_documents import fetch_rules
+from muster.client.run_documents import fetch_rules, require_consistent
 from muster.client.tickets import derive
-from muster.client.validator.process import require_consistent
 from muster.client.worker.generation import build_submission
 from muster.protocol.encoding import abi_words, address_bytes, keccak
 from muster.protocol.errors import ApiError, ConfigError, EncodingError, EngineError, TaskError
