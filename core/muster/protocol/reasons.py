@@ -130,7 +130,8 @@ class Reason(IntEnum):
     WRONG_REWARD = (
         40,
         "a reward is not what the task's verifier computes, or cannot be graded",
-        "if the answer could not be graded it is only rejected; else " + _OWN_FAULT,
+        "if the answer could not be graded, or the reward is too low, it is only rejected; else "
+        + _OWN_FAULT,
     )
     WRONG_UNITS = 41, "the units are not what the completions add up to", _OWN_FAULT
     WRONG_TERMINATION = (

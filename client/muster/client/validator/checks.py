@@ -259,24 +259,31 @@ def check_grades(
 ) -> FailedCheck | None:
     """4. Rewards equal the verifier's, and units equal the sum over completions.
 
-    An answer that cannot be graded, or gets different grades each time, does not prove fraud: it is
-    only rejected. Raises ValidatorDisturbed when this machine is the cause.
+    Only a claim above a grade that is found each time proves fraud. A lower claim is rejected: it
+    gains nothing, and an honest machine may have graded lower. So is an answer that cannot be
+    graded. Raises ValidatorDisturbed when this machine is the cause.
     """
     answers = [
         (assignment.groups[row.group].problem, text) for row, text in zip(rows, texts, strict=True)
     ]
+    rejected: FailedCheck | None = None
     for number, (row, grade) in enumerate(zip(rows, verify_all(answers), strict=True)):
         _calm(grade)
         if isinstance(grade, Undecided):
-            return _rejected(Reason.WRONG_REWARD, f"row {number} cannot be graded: {grade.reason}")
-        if row.task_reward != grade.score:
-            claim = f"row {number} claims reward {row.task_reward}, the verifier says {grade.score}"
-            if _is_repeated(grade, *answers[number]):
-                return _fraud(Reason.WRONG_REWARD, claim)
-            return _rejected(Reason.WRONG_REWARD, f"{claim}, but not every time")
+            detail = f"row {number} cannot be graded: {grade.reason}"
+        elif row.task_reward == grade.score:
+            continue
+        else:
+            detail = f"row {number} claims reward {row.task_reward}, the verifier says "
+            detail += f"{grade.score}"
+            if row.task_reward > grade.score:
+                if _is_repeated(grade, *answers[number]):
+                    return _fraud(Reason.WRONG_REWARD, detail)
+                detail += ", but perhaps not everywhere"
+        rejected = rejected or _rejected(Reason.WRONG_REWARD, detail)
     if submission.units != units:
         return _fraud(Reason.WRONG_UNITS, f"claims {submission.units} units, not {units}")
-    return None
+    return rejected
 
 
 def _calm(found: T) -> T:

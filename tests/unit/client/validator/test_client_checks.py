@@ -243,6 +243,38 @@ def test_forged_reward_is_fraud(reward: float) -> None:
     assert_found(judge(changed(2, task_reward=reward)), Verdict.FRAUD, Reason.WRONG_REWARD)
 
 
+@pytest.mark.parametrize("reward", [0.0, 0.5])
+def test_reward_below_the_grade_is_rejected_and_not_fraud(
+    monkeypatch: pytest.MonkeyPatch, reward: float
+) -> None:
+    grader = replace(exact_match.VERIFIER, grade=lambda *_: Graded(1.0))
+    monkeypatch.setattr(registry, "installed_verifiers", lambda: {"exact_match": grader})
+    rows = [replace(row, task_reward=1.0) for row in ROWS]
+    assert judge(rows).finding is None
+    rows[2] = replace(rows[2], task_reward=reward)
+    assert_found(judge(rows), Verdict.REJECTED, Reason.WRONG_REWARD)
+
+
+@pytest.mark.parametrize(("too_low", "too_high"), [(0, 2), (2, 0)])
+def test_low_reward_does_not_hide_a_high_one(
+    monkeypatch: pytest.MonkeyPatch, too_low: int, too_high: int
+) -> None:
+    grader = replace(exact_match.VERIFIER, grade=lambda *_: Graded(0.5))
+    monkeypatch.setattr(registry, "installed_verifiers", lambda: {"exact_match": grader})
+    rows = [replace(row, task_reward=0.5) for row in ROWS]
+    rows[too_low] = replace(rows[too_low], task_reward=0.0)
+    rows[too_high] = replace(rows[too_high], task_reward=1.0)
+    assert_found(judge(rows), Verdict.FRAUD, Reason.WRONG_REWARD)
+
+
+def test_low_reward_does_not_hide_forged_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    grader = replace(exact_match.VERIFIER, grade=lambda *_: Graded(1.0))
+    monkeypatch.setattr(registry, "installed_verifiers", lambda: {"exact_match": grader})
+    rows = [replace(row, task_reward=0.0) for row in ROWS]
+    claim = make_claim(make_submission(TICKET, rows, units=HONEST.submission.units + 1), TICKET)
+    assert_found(judge(rows, claim), Verdict.FRAUD, Reason.WRONG_UNITS)
+
+
 def test_answer_that_cannot_be_graded_is_rejected_and_not_fraud() -> None:
     problems = [p.model_copy(update={"gold_standard_solution": None}) for p in RULES.task_set]
     rules = replace(RULES, task_set=TaskSet.of("no gold", "1", problems))

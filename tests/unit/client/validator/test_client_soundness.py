@@ -360,10 +360,10 @@ async def test_a_disturbed_engine_is_found_by_answers_that_cannot_be_graded(
 async def test_a_repeatable_grade_that_contradicts_an_accepted_item_is_a_flaw(
     bench: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    grader = Grader(monkeypatch, Graded(0.0))
+    grader = Grader(monkeypatch, Graded(1.0))
     await bench.loop.validate(bench.commit_honest(1, 0))
     bench.seconds += CHECK_EVERY_S
-    grader.grade = Graded(1.0)
+    grader.grade = Graded(0.0)
     with pytest.raises(ValidatorDisturbed):
         await bench.loop.validate(bench.commit_honest(2, 1))
     (flaw,) = bench.alarms
