@@ -313,11 +313,12 @@ class OrchestratorApi:
     async def file(self, submission_file_hash: Hash32) -> bytes:
         """Return a submission's file, checked against its SHA-256.
 
-        It may come from storage that the orchestrator names; that request is not signed.
+        It may come from storage that the orchestrator names; that request is not signed. Relays
+        have the same path, and show it to anonymous readers.
         """
-        path = f"/v1/files/{hex0x(submission_file_hash)}"
+        path, signed = f"/v1/files/{hex0x(submission_file_hash)}", self._key is not None
         answer = await self._send(
-            "GET", path, signed=True, max_bytes=MAX_FILE_BYTES, accepted=(200, ELSEWHERE)
+            "GET", path, signed=signed, max_bytes=MAX_FILE_BYTES, accepted=(200, ELSEWHERE)
         )
         if answer.status == ELSEWHERE:
             answer = await self._send("GET", self._storage(answer), max_bytes=MAX_FILE_BYTES)

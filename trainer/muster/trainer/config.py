@@ -68,6 +68,10 @@ class TrainerSettings(Settings):
     keep_checkpoints: Annotated[int, Field(ge=2, le=1000)] = 2
     """How many checkpoints stay in the state folder; if the newest is damaged, the one before is
     used."""
+    file_patience_s: Annotated[float, Field(ge=0, le=604800)] = 600.0
+    """Seconds for which an accepted file that neither the orchestrator nor its relays have is asked
+    for before training goes on without it; with several sites, for ever. An orchestrator that does
+    not answer is awaited for ever."""
     eval_set: Path | None = None
     """Task set of held-out problems; evaluated before the first and after the last step."""
     eval_every: Annotated[int, Field(ge=0)] = 0

@@ -6,19 +6,73 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+import httpx
+
+from muster.api import OrchestratorApi
 from muster.chain import Chain, ChainView, Event, StreamItem
 from muster.protocol.encoding import hex0x
-from muster.protocol.errors import ContractRevert
+from muster.protocol.errors import ApiError, ContractRevert
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
 from muster.protocol.messages import OutcomeRecord
 from muster.protocol.seeds import ticket_seed
+
+GONE = frozenset({404, 410})
+"""HTTP statuses that mean that a source does not have a file."""
+RELAY_S = 20.0
+"""Deadline in seconds for one relay to deliver a file: 64 MiB at 3.3 MB/s."""
+MOST_RELAYS = 8
+"""Most relays that are asked for one file."""
 
 
 class FileSource(Protocol):
     """Source of submission files; it need not be trusted."""
 
+    async def file(self, submission_file_hash: Hash32) -> bytes | None:
+        """Return a submission's file; None once it is given up. Raises ApiError, with a status in
+        GONE when nobody has the file now.
+        """
+
+
+class Files:
+    """Submission files from the run's orchestrator; those that it lacks, from the run's relays."""
+
+    def __init__(
+        self,
+        api: OrchestratorApi,
+        run_id: RunId,
+        *,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._api = api
+        self._run_id = run_id
+        self._transport = transport
+
     async def file(self, submission_file_hash: Hash32) -> bytes:
-        """Return a submission's file; raises ApiError."""
+        """Return a file with this hash; otherwise raises the orchestrator's ApiError."""
+        try:
+            return await self._api.file(submission_file_hash)
+        except ApiError as error:
+            if error.status not in GONE:
+                raise
+            found = await self._from_relays(submission_file_hash)
+            if found is None:
+                raise
+            return found
+
+    async def _from_relays(self, submission_file_hash: Hash32) -> bytes | None:
+        """Return the file from a relay's room: rooms hold what workers committed directly, which
+        the orchestrator may never have had.
+        """
+        for url in (await self._api.run_info(self._run_id)).relays[:MOST_RELAYS]:
+            try:
+                async with (
+                    OrchestratorApi(url, transport=self._transport) as relay,
+                    asyncio.timeout(RELAY_S),
+                ):
+                    return await relay.file(submission_file_hash)
+            except (ApiError, TimeoutError):
+                continue
+        return None
 
 
 class MetricsSink(Protocol):

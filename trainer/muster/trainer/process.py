@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import warnings
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
@@ -46,7 +47,7 @@ from muster.trainer.measure.metrics import (
     serve_prometheus,
 )
 from muster.trainer.measure.throughput import measure_peak_flops
-from muster.trainer.ports import ChainLedger, PolicyRoots
+from muster.trainer.ports import ChainLedger, Files, PolicyRoots
 from muster.trainer.publish.policies import BASE, PolicyShelf, eos_token_ids, open_shelf, vocab_size
 from muster.trainer.publish.publisher import Publisher, Unpublished, hand_over
 from muster.trainer.recover.checkpoint import Checkpoints, Identity
@@ -322,7 +323,13 @@ class _Assembly:
             learner.join()
         else:
             self._catch_up(checkpoints, shelf, recent, learner)
-        buffer = FileBuffer(settings.state_dir / "files", api, ledger)
+        buffer = FileBuffer(
+            settings.state_dir / "files",
+            Files(api, self.run_id),
+            ledger,
+            # Sites must read the same: one that goes on by itself would train on other records.
+            patience_s=settings.file_patience_s if settings.sites == 1 else math.inf,
+        )
         poster = MetricsPoster(api if settings.site == 0 else Unshown())
         return Parts(
             recipe=recipe,

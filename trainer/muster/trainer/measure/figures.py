@@ -212,6 +212,7 @@ STEP: Mapping[str, Figure] = {
     **{f"dropped_{drop}": Figure("samples", _) for drop, _ in (
         (Drop.STALE, "Left out: policy too many versions old."),
         (Drop.UNREADABLE, "Left out: file does not match its record."),
+        (Drop.MISSING, "Left out: nobody had the file."),
         (Drop.DUPLICATE, "Left out: file or sampling seed was seen before."),
         (Drop.TRUNCATED, "Left out: token limit reached without EOS."),
         (Drop.ZERO_ADVANTAGE, "Left out: all task rewards of the group are equal."),

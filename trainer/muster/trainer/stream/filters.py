@@ -34,6 +34,8 @@ class Drop(StrEnum):
     """Its policy is too many versions old."""
     UNREADABLE = "unreadable"
     """Its file does not match its outcome record."""
+    MISSING = "missing"
+    """Nobody had its file."""
     DUPLICATE = "duplicate"
     """Its file, or one of its sampling seeds, was seen before."""
     TRUNCATED = "truncated"

@@ -8,7 +8,9 @@ saved with the weights, so a trainer that dies at any moment resumes exactly the
 Submission files stay on the trainer's own disk until the step after the one that trained on them is
 saved. A step that is repeated after a crash reads them from there, since the orchestrator may be
 unreachable or have deleted them. A file's name is its hash, so a file with other content is not
-used.
+used: whoever has a file may put it there. A file that the orchestrator and its relays lack for
+`patience_s` is given up: its record is consumed, and trained on in no step. That is on disk before
+the step is taken, so a repeated step leaves out the same files.
 
 Owns the order of records and decides which are usable. Knows no tensors.
 """
@@ -19,6 +21,7 @@ import asyncio
 import logging
 import math
 import random
+import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -27,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.chain import StreamItem
+from muster.lifecycle.files import write_durably
 from muster.protocol.encoding import file_hash, hex0x
 from muster.protocol.errors import ApiError, ChainError, EncodingError
 from muster.protocol.ids import Hash32, PolicyVersion, Step
@@ -34,7 +38,7 @@ from muster.protocol.messages import OutcomeRecord
 from muster.protocol.recipe import PartRules, Recipe
 from muster.protocol.rollouts import Bounds, Rollout, decode_rollouts
 from muster.protocol.seeds import target_length
-from muster.trainer.ports import ChainLedger, FileSource
+from muster.trainer.ports import GONE, ChainLedger, FileSource
 from muster.trainer.stream.filters import DifficultyPools, Drop, Group, PartTally, Sieve, named
 
 logger = logging.getLogger(__name__)
@@ -45,6 +49,11 @@ LONGEST_PAUSE_S = 10.0
 """Longest pause in seconds between two attempts to get a file."""
 REPEAT_S = 5.0
 """Seconds after which a step that waits for records reports this again."""
+LOST_HINT = (
+    "find out why nobody has the file, before more is lost (docs/training.md, files that nobody "
+    "has); its worker is paid as usual"
+)
+"""What to do about a file that was given up."""
 LEAST_KEPT = 0.25
 """Lowest share of kept groups assumed when more records are requested."""
 
@@ -239,7 +248,7 @@ class StreamReader:
         """Consume records in order until the step is full; fetches no more files than it needs."""
         found = _Collection(self._recipe, Sieve(self._recipe, pools, self._eos))
         seen = {item.record.file_hash for item in self._ledger.stream()[: cursor.position]}
-        ahead: deque[tuple[StreamItem, asyncio.Task[list[Group] | None]]] = deque()
+        ahead: deque[tuple[StreamItem, asyncio.Task[list[Group] | Drop]]] = deque()
         async with asyncio.TaskGroup() as downloads:
             while found.wanted:
                 item = self._item_at(cursor.position + len(found.consumed))
@@ -254,8 +263,8 @@ class StreamReader:
                 elif ahead:
                     item, download = ahead.popleft()
                     groups = await download
-                    if groups is None:
-                        found.leave(item, Drop.UNREADABLE)
+                    if isinstance(groups, Drop):
+                        found.leave(item, groups)
                     else:
                         seed = self._seed_of(item.record)
                         found.take(item, groups, parts_of(item.record, self._recipe, seed))
@@ -287,17 +296,20 @@ class StreamReader:
         stream = self._ledger.stream()
         return stream[position] if position < len(stream) else None
 
-    async def _load(self, item: StreamItem) -> list[Group] | None:
-        """Return a record's groups; None when its file is not what the record says.
-
-        A file that cannot be downloaded is retried forever: it was accepted, so it must not be
-        skipped.
+    async def _load(self, item: StreamItem) -> list[Group] | Drop:
+        """Return a record's groups, or why there are none: its file is not what the record says, or
+        was given up. Until then a file that cannot be downloaded is asked for again: it was
+        accepted, so it must not be skipped.
         """
-        pause_s = 0.25
+        pause_s, is_said = 0.25, False
         while True:
             try:
                 async with self._downloads:
                     data = await self._files.file(item.record.file_hash)
+                    if data is None:
+                        extra = {**_fields(item), "hint": LOST_HINT}
+                        logger.error("training goes on without an accepted file", extra=extra)
+                        return Drop.MISSING
                     if file_hash(data) == item.record.file_hash:
                         return await asyncio.to_thread(
                             read_submission,
@@ -309,10 +321,15 @@ class StreamReader:
                         )
                 logger.warning("received a file with the wrong hash", extra=_fields(item))
             except ApiError as error:
-                logger.warning("cannot get a file", extra={**_fields(item), "error": str(error)})
+                extra = {**_fields(item), "error": str(error), "hint": error.hint}
+                if error.status not in GONE:
+                    logger.warning("cannot get a file", extra=extra)
+                elif not is_said:
+                    is_said = True
+                    logger.error("nobody has an accepted file", extra=extra)
             except EncodingError as error:
                 logger.error("accepted file dropped", extra={**_fields(item), "error": str(error)})
-                return None
+                return Drop.UNREADABLE
             except MemoryError:
                 logger.warning("no memory to read a file", extra=_fields(item))
             await self._sleep(pause_s * random.uniform(0.5, 1.0))
@@ -349,23 +366,56 @@ def _fields(item: StreamItem) -> dict[str, object]:
 # ---------------------------------------------------------------- submission files
 
 
-class FileBuffer:
-    """A file source with a cache on disk."""
+_GIVEN_UP = ".missing"
+"""Suffix of the empty file that stands for one that was given up."""
 
-    def __init__(self, folder: Path, source: FileSource, ledger: ChainLedger) -> None:
+
+class FileBuffer:
+    """A file source with a cache on disk, which gives up files that nobody has."""
+
+    def __init__(
+        self,
+        folder: Path,
+        source: FileSource,
+        ledger: ChainLedger,
+        *,
+        patience_s: float = math.inf,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """A file is given up when the source has said for `patience_s` that nobody has it."""
         self._folder = folder
         self._source = source
         self._ledger = ledger
+        self._patience_s = patience_s
+        self._clock = clock
+        self._lacking_since: dict[Hash32, float] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
-    async def file(self, submission_file_hash: Hash32) -> bytes:
-        """Return a submission's file, from the disk if it is there; raises ApiError."""
+    async def file(self, submission_file_hash: Hash32) -> bytes | None:
+        """Return a submission's file, from the disk if it is there; None once it is given up.
+        Raises ApiError, and StorageError when that cannot be written down.
+        """
         path = self._folder / submission_file_hash.hex()
+        given_up = path.with_suffix(_GIVEN_UP)
+        if await asyncio.to_thread(given_up.exists):
+            return None
         kept = await asyncio.to_thread(_read, path, submission_file_hash)
         if kept is not None:
             return kept
-        data = await self._source.file(submission_file_hash)
-        if file_hash(data) == submission_file_hash:
+        try:
+            data = await self._source.file(submission_file_hash)
+        except ApiError as error:
+            if error.status not in GONE:
+                raise
+            left_s = self._left_s(submission_file_hash)
+            if left_s > 0:
+                error.hint = _where_to_put(path, left_s)
+                raise
+            await asyncio.to_thread(write_durably, given_up, b"")
+            del self._lacking_since[submission_file_hash]
+            return None
+        if data is not None and file_hash(data) == submission_file_hash:
+            self._lacking_since.pop(submission_file_hash, None)
             await asyncio.to_thread(_write, path, data)
         return data
 
@@ -373,8 +423,25 @@ class FileBuffer:
         """Delete the files of records before a place in the training stream. Blocking."""
         names = {item.record.file_hash.hex() for item in self._ledger.stream()[position:]}
         for path in self._folder.iterdir():
-            if path.name not in names:
+            if path.name.removesuffix(_GIVEN_UP) not in names:
                 path.unlink(missing_ok=True)
+
+    def _left_s(self, submission_file_hash: Hash32) -> float:
+        """Return the seconds for which a file that nobody has is still asked for."""
+        now = self._clock()
+        return self._lacking_since.setdefault(submission_file_hash, now) + self._patience_s - now
+
+
+def _where_to_put(path: Path, left_s: float) -> str:
+    until = (
+        f"in {left_s:,.0f} s training goes on without it"
+        if left_s < math.inf
+        else ("training waits for it")
+    )
+    return (
+        f"{until}: bring the orchestrator's files back, or have the file from its worker or a "
+        f"validator and put it at {path}"
+    )
 
 
 def _read(path: Path, digest: Hash32) -> bytes | None:

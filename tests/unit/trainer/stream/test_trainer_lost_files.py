@@ -1,0 +1,193 @@
+"""An accepted file that nobody has: every source is asked, then training goes on without it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from trainer_fakes import KEY, FakeFiles, Feed, make_recipe, make_rollouts, no_sleep
+from worlds.internet import Internet, says
+
+from muster.api import OrchestratorApi
+from muster.protocol.eip712 import Domain
+from muster.protocol.encoding import file_hash
+from muster.protocol.errors import ApiError
+from muster.protocol.ids import Hash32, PolicyVersion, RunId, to_address
+from muster.trainer.ports import Files
+from muster.trainer.stream.filters import Drop
+from muster.trainer.stream.reader import Cursor, FileBuffer, StepInput, StreamReader
+
+DATA = b"rows"
+PATIENCE_S = 60.0
+RELAYS = ["http://dead.example", "http://liar.example", "http://relay.example"]
+DOCUMENTS = ("task_set", "recipe", "calibration")
+INFO = {
+    "run_id": 1,
+    "chain_id": 1,
+    "ledger": "0x" + "aa" * 20,
+    "orchestrator": "0x" + "bb" * 20,
+    "documents": dict.fromkeys(DOCUMENTS, "0x" + "11" * 32),
+    "relays": RELAYS,
+    "origin": "",
+    "step": 1,
+    "policy_version": 0,
+}
+
+
+def _orchestrator(status: int) -> Callable[[httpx.Request], httpx.Response]:
+    """Return an orchestrator that answers so about files, and names relays."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/runs/1":
+            return httpx.Response(200, content=json.dumps(INFO))
+        return httpx.Response(status, content=DATA if status == 200 else b"")
+
+    return answer
+
+
+async def _file(internet: Internet) -> bytes:
+    domain = Domain(1, to_address("0x" + "aa" * 20))
+    async with OrchestratorApi(
+        "http://orchestrator.example",
+        key=KEY,
+        domain=domain,
+        audience=to_address("0x" + "bb" * 20),
+        transport=internet,
+        backoff_s=0.0,
+    ) as api:
+        return await Files(api, RunId(1), transport=internet).file(file_hash(DATA))
+
+
+async def test_file_that_the_orchestrator_lost_is_had_from_a_relay() -> None:
+    internet = Internet(orchestrator=_orchestrator(404), liar=says(b"other"), relay=says(DATA))
+    assert await _file(internet) == DATA
+    assert "x-muster-signature" not in internet.requests[-1].headers
+
+
+async def test_relays_are_not_asked_for_what_the_orchestrator_shows() -> None:
+    internet = Internet(orchestrator=_orchestrator(200), relay=says(DATA))
+    assert await _file(internet) == DATA
+    assert "relay.example" not in internet.asked
+
+
+@pytest.mark.parametrize(("status", "said"), [(404, 404), (410, 410), (503, 503), (403, 403)])
+async def test_whether_a_file_is_gone_is_the_orchestrators_word(status: int, said: int) -> None:
+    """A relay that is down, lies or lacks the file does not show that nobody has it."""
+    internet = Internet(
+        orchestrator=_orchestrator(status), liar=says(b"other"), relay=says(b"", 404)
+    )
+    with pytest.raises(ApiError) as caught:
+        await _file(internet)
+    assert caught.value.status == said
+
+
+class Clock:
+    """Time that passes with every pause."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        await no_sleep(seconds)
+
+
+class Away(FakeFiles):
+    """A source that refuses what it does not store with a status."""
+
+    status = 404
+
+    async def file(self, submission_file_hash: Hash32) -> bytes:
+        if submission_file_hash not in self.stored:
+            raise ApiError("no such file", status=self.status, code="file_unknown")
+        return await super().file(submission_file_hash)
+
+
+async def _step(
+    feed: Feed, folder: Path, clock: Clock, patience_s: float = PATIENCE_S
+) -> StepInput:
+    buffer = FileBuffer(folder, feed.files, feed.ledger, patience_s=patience_s, clock=clock)
+    reader = StreamReader(feed.ledger, buffer, make_recipe(), vocab_size=16, sleep=clock.sleep)
+    return await reader.next_step(Cursor(), PolicyVersion(0))
+
+
+def _lacking(number: int = 0) -> tuple[Feed, Hash32, bytes]:
+    """Return a feed of three submissions, the first of which nobody has."""
+    feed = Feed(files=Away())
+    digests = [feed.submit(make_rollouts(seed)) for seed in range(3)]
+    return feed, digests[number], feed.files.stored.pop(digests[number])
+
+
+async def test_training_goes_on_without_a_file_that_nobody_has(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    feed, lost, _ = _lacking()
+    clock = Clock()
+    taken = await _step(feed, tmp_path, clock)
+    assert clock.now >= PATIENCE_S
+    assert taken.end == Cursor(3, feed.ledger.items[2].record.file_hash)
+    assert taken.dropped == {Drop.MISSING: 8}
+    assert [(use.position, use.kept) for use in taken.uses] == [(0, 0), (1, 8), (2, 8)]
+    said = [each for each in caplog.records if each.levelno == logging.ERROR]
+    assert [each.message for each in said] == [
+        "nobody has an accepted file",
+        "training goes on without an accepted file",
+    ]
+    assert {each.__dict__["file_hash"] for each in said} == {f"0x{lost.hex()}"}
+    assert {each.__dict__["worker_id"] for each in said} == {1}
+    assert str(tmp_path / lost.hex()) in said[0].__dict__["hint"]
+
+
+async def test_file_that_comes_in_time_is_trained_on(tmp_path: Path) -> None:
+    feed, lost, data = _lacking()
+    clock = Clock()
+
+    async def sleep(seconds: float) -> None:
+        clock.now += seconds
+        if clock.now > PATIENCE_S / 2:
+            # As a person puts it there, who had it from its worker.
+            (tmp_path / lost.hex()).write_bytes(data)
+        await no_sleep(seconds)
+
+    clock.sleep = sleep  # type: ignore[method-assign]
+    taken = await _step(feed, tmp_path, clock)
+    assert (taken.end.position, taken.dropped) == (2, {})
+
+
+@pytest.mark.parametrize("status", [503, 403, 500])
+async def test_file_of_a_source_that_is_away_is_awaited(tmp_path: Path, status: int) -> None:
+    feed, lost, data = _lacking()
+    assert isinstance(feed.files, Away)
+    feed.files.status = status
+    clock = Clock()
+
+    async def sleep(seconds: float) -> None:
+        clock.now += seconds
+        if clock.now > 100 * PATIENCE_S:
+            feed.files.stored[lost] = data
+        await no_sleep(seconds)
+
+    clock.sleep = sleep  # type: ignore[method-assign]
+    taken = await _step(feed, tmp_path, clock)
+    assert (taken.end.position, taken.dropped) == (2, {})
+
+
+async def test_step_that_is_taken_again_lacks_the_same_files(tmp_path: Path) -> None:
+    """Else it would make another version than the one on chain."""
+    feed, lost, data = _lacking()
+    first = await _step(feed, tmp_path, Clock())
+    feed.files.stored[lost] = data
+    again = await _step(feed, tmp_path, Clock())
+    assert (again.end, again.uses) == (first.end, first.uses)
+    buffer = FileBuffer(tmp_path, feed.files, feed.ledger)
+    buffer.forget_before(0)
+    assert await buffer.file(lost) is None
+    buffer.forget_before(1)
+    assert await buffer.file(lost) == data
