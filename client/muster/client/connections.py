@@ -26,6 +26,7 @@ from muster.lifecycle import ComputeThread
 from muster.protocol.eip712 import Domain
 from muster.protocol.errors import ConfigError
 from muster.shardcast import Fetcher
+from muster.shardcast.fetcher import NamedVersions
 from muster.wallet import Wallet
 
 NodeT = TypeVar("NodeT", bound=NodeSettings)
@@ -77,8 +78,12 @@ class Connected:
 
 
 @asynccontextmanager
-async def connect(settings: NodeSettings, wallet: Wallet) -> AsyncIterator[Connected]:
-    """Connect to everything; raises ConfigError or ChainError when the run cannot be joined."""
+async def connect(
+    settings: NodeSettings, wallet: Wallet, *, named: NamedVersions = lambda _: ()
+) -> AsyncIterator[Connected]:
+    """Connect to everything; raises ConfigError or ChainError when the run cannot be joined. The
+    policy versions in `named` stay on the disk.
+    """
     async with AsyncExitStack() as stack:
         chain = await stack.enter_async_context(
             await Chain.connect(
@@ -106,7 +111,9 @@ async def connect(settings: NodeSettings, wallet: Wallet) -> AsyncIterator[Conne
             )
         )
         relays = settings.relay or await _named_relays(api, settings)
-        fetcher = await stack.enter_async_context(Fetcher(relays, settings.state_dir / "policies"))
+        fetcher = await stack.enter_async_context(
+            Fetcher(relays, settings.state_dir / "policies", named=named)
+        )
         yield Connected(chain, view, run, domain, api, fetcher, tuple(relays))
 
 

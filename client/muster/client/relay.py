@@ -53,6 +53,9 @@ class RelaySettings(Settings):
     """Folder for chunks and manifests."""
     keep: Annotated[int, Field(ge=1, le=1000)] = 5
     """How many of the newest versions are kept."""
+    hold_s: Annotated[float, Field(ge=0)] | None = None
+    """Seconds for which older versions are kept, too; None for as long as outcomes of their work
+    can be disputed. They give way where the disk is three quarters full."""
     max_bytes: Annotated[int, Field(ge=1)] | None = None
     """Most bytes of chunks; older versions are deleted to make room, and a version that alone
     exceeds the limit is refused."""
@@ -88,8 +91,14 @@ async def serve_relay(settings: RelaySettings) -> None:
     from muster.shardcast import ChunkStore, FileRoom, Relay, ShardServer
     from muster.shardcast.metrics import ShardMetrics
 
-    store = ChunkStore(settings.store, keep=settings.keep, max_bytes=settings.max_bytes)
     async with await Chain.connect(settings.rpc, settings.deployments) as chain:
+        hold_s = settings.hold_s
+        store = ChunkStore(
+            settings.store,
+            keep=settings.keep,
+            hold_s=await chain.longest_open_s() if hold_s is None else hold_s,
+            max_bytes=settings.max_bytes,
+        )
         metrics = ShardMetrics()
         mirror = Relay(
             settings.upstream,
@@ -295,6 +304,7 @@ def relay() -> None:
 @chain_options
 @click.option("--store", type=FOLDER, help="Folder for chunks and manifests.")
 @click.option("--keep", type=int, help="How many of the newest versions are kept.")
+@click.option("--hold-s", type=float, help="Seconds that older ones stay. [while disputable]")
 @click.option("--max-bytes", type=int, help="Most bytes of chunks.")
 @click.option("--room-bytes", type=int, help="Most bytes of files for judges; 0 for none. [1 GiB]")
 @click.option("--host", help="Address to listen on.")

@@ -235,6 +235,14 @@ class Chain:
         )
         return hash_from_hex(member(block, "hash"))
 
+    async def longest_open_s(self) -> int:
+        """Return the longest time in seconds from the commitment of work until its verdict is
+        final, when every dispute is opened at once.
+        """
+        terms = await self.court.terms()
+        windows_s = await self.ledger.outcome_deadline() + await self.ledger.challenge_window()
+        return windows_s + terms.jury_time
+
     async def block_number(self) -> int:
         """Return the height of the latest block."""
         return from_hex(await self.rpc.call("eth_blockNumber"))

@@ -21,7 +21,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -236,12 +236,16 @@ def install(part: PartFolder, folder: Path) -> None:
         raise storage_error(error, f"install {folder}") from error
 
 
-def drop_old(folder: Path, keep: int) -> None:
-    """Delete all but the newest versions; keep the one just fetched and its delta's parent."""
+def drop_old(folder: Path, keep: int, named: Collection[PolicyVersion] = ()) -> bool:
+    """Delete all but the newest versions and those in `named`; return whether any was deleted.
+
+    The version in `folder` and its delta's parent stay.
+    """
     manifest = _read_manifest(folder)
     kept = {folder}
     if manifest is not None and manifest.parent is not None:
         kept.add(folder.with_name(f"v{int(manifest.parent)}"))
+    kept |= {folder.with_name(f"v{int(version)}") for version in named}
     old = [path for path, _ in _cached_versions(folder.parent)[keep:] if path not in kept]
     for path in old:
         trash = path.with_name(temporary_name())
@@ -251,7 +255,8 @@ def drop_old(folder: Path, keep: int) -> None:
             discard(leftover)
     versions = [version for _, version in _cached_versions(folder.parent)]
     if len(versions) >= keep:
-        _drop_unfinished(folder.parent, min(versions))
+        _drop_unfinished(folder.parent, versions[keep - 1])
+    return bool(old)
 
 
 def _drop_unfinished(run_folder: Path, oldest: int) -> None:

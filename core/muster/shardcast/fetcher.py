@@ -16,7 +16,7 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random, SystemRandom
@@ -25,6 +25,7 @@ from muster.protocol.encoding import keccak
 from muster.protocol.errors import ConfigError, DeltaError, PolicyUnavailable, StorageError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.shardcast.cache import (
+    LacksRoom,
     PartFolder,
     PartSink,
     copy_from_neighbours,
@@ -64,6 +65,9 @@ DELTA_FILE = "delta"
 ParentManifest = Callable[[Manifest], Awaitable[Manifest]]
 """Returns the manifest of a delta's parent; raises PolicyUnavailable."""
 
+NamedVersions = Callable[[RunId], Collection[PolicyVersion]]
+"""Returns the versions of a run that open work names."""
+
 Progress = Callable[[int, int], object]
 """Called with the number of bytes that are held and verified, and with the total."""
 
@@ -82,16 +86,20 @@ class Fetcher:
         wait_s: int = 10,
         token: str | None = None,
         reserve: Sequence[str] = (),
+        named: NamedVersions = lambda _: (),
         rng: Random | None = None,
     ) -> None:
-        """`attempts` is how often in a row a relay may fail before a fetch gives it up. `wait_s` is
-        how long relays may wait for a version that they do not have yet. `reserve` are origins that
-        allow requests; they are asked only when every relay has been given up.
+        """The versions that `named` returns stay in the cache, too, while the disk has room for
+        the version that is being fetched. `attempts` is how often in a row a relay may fail before
+        a fetch gives it up. `wait_s` is how long relays may wait for a version that they do not
+        have yet. `reserve` are origins that allow requests; they are asked only when every relay
+        has been given up.
         """
         if not relays and not reserve:
             raise ConfigError("a fetcher needs at least one relay")
         self._cache = cache
         self._keep = keep
+        self._named = named
         self._parallel = parallel
         self._attempts = attempts
         self._wait_s = wait_s
@@ -218,11 +226,15 @@ class Fetcher:
             manifest = await transfer.manifest(root, wait_s=self._wait_s)
             require_consistent(manifest)
             part = PartFolder(part_path(folder), manifest)
-            if not await self._rebuild(part, folder, progress):
-                await self._fill(part, folder, transfer, progress)
-                await require_state(part)
+            try:
+                await self._complete(part, folder, transfer, progress)
+            except LacksRoom:
+                # Versions that only open work names give way.
+                if not await in_thread(drop_old, folder, self._keep):
+                    raise
+                await self._complete(part, folder, transfer, progress)
             await in_thread(install, part, folder)
-            await in_thread(drop_old, folder, self._keep)
+            await in_thread(drop_old, folder, self._keep, frozenset(self._named(run_id)))
         logger.info(
             "policy fetched",
             extra={
@@ -232,6 +244,14 @@ class Fetcher:
                 "wall_s": round(time.monotonic() - started_s, 3),
             },
         )
+
+    async def _complete(
+        self, part: PartFolder, folder: Path, transfer: Transfer, progress: Progress
+    ) -> None:
+        """Put all verified files into the part folder."""
+        if not await self._rebuild(part, folder, progress):
+            await self._fill(part, folder, transfer, progress)
+            await require_state(part)
 
     async def _rebuild(self, part: PartFolder, folder: Path, progress: Progress) -> bool:
         """Rebuild the files from the previous version, if that takes fewer bytes.

@@ -18,6 +18,7 @@ import logging
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,12 +45,28 @@ SIGNATURE_BYTES = 65
 VersionKey = tuple[RunId, PolicyVersion]
 
 
+HELD_LEAVES = 4
+"""Versions older than the newest `keep` stay only while a disk has one part in so many free."""
+
+
 class ChunkStore:
     """Versions and their chunks in one folder; keeps the newest `keep` versions of each run."""
 
-    def __init__(self, folder: Path, *, keep: int = 5, max_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: int = 5,
+        hold_s: float = 0.0,
+        max_bytes: int | None = None,
+    ) -> None:
+        """A version stays for `hold_s` seconds after so many newer ones are there. Meanwhile
+        outcomes of its work can be disputed. Held versions give way, the oldest first, where the
+        disk is three quarters full.
+        """
         self.folder = folder
         self.keep = keep
+        self.hold_s = hold_s
         self.max_bytes = max_bytes
         self.chunks = ChunkFolder(folder / "chunks")
         self._originals = Originals()
@@ -112,7 +129,7 @@ class ChunkStore:
                     self._originals.trust(digest, stamp)
             self._mark_complete((run_id, version))
             self._changed()
-            self._drop_old()
+            self._drop_old(run_id)
             self._sync_version(run_id, version)
         self._changed()
         return manifest
@@ -149,7 +166,7 @@ class ChunkStore:
             self._make_room(manifest)
             if self.manifest(*key) != manifest:
                 self._install(self._fresh_folder(manifest.run_id), manifest, signature)
-            self._drop_old()
+            self._drop_old(manifest.run_id)
             missing = self.missing(manifest)
             with self._state:
                 self._complete.discard(key)
@@ -365,16 +382,37 @@ class ChunkStore:
     def _needed_bytes(self, manifest: Manifest) -> int:
         return self.chunks.used_bytes() + sum(span.size for span in self.missing(manifest))
 
-    def _drop_old(self) -> None:
-        """Keep each run's newest versions and their deltas' parents."""
-        for run_id in self._stored_runs():
-            newest = self.stored_versions(run_id)[: self.keep]
-            kept = self._with_parents(run_id, newest)
-            for version in self.stored_versions(run_id):
-                if version not in kept:
-                    self._discard_version((run_id, version))
-                elif version not in newest:
-                    self._discard_files((run_id, version))
+    def _drop_old(self, run_id: RunId) -> None:
+        """Keep a run's newest versions, the held ones, and their deltas' parents."""
+        stored = self.stored_versions(run_id)
+        newest, held = stored[: self.keep], self._held(run_id, stored)
+        self._drop_all_but(run_id, newest, held)
+        while held and self._is_crowded():
+            held.pop()
+            self._drop_all_but(run_id, newest, held)
+
+    def _held(self, run_id: RunId, stored: list[PolicyVersion]) -> list[PolicyVersion]:
+        """Return the versions, newest first, that were among the newest less than `hold_s` ago."""
+        now_s, held = time.time(), []
+        for version, successor in zip(stored[self.keep :], stored, strict=False):
+            manifest = self._version_folder(run_id, successor) / "manifest.json"
+            if now_s - manifest.stat().st_mtime < self.hold_s:
+                held.append(version)
+        return held
+
+    def _is_crowded(self) -> bool:
+        disk = shutil.disk_usage(self.folder)
+        return disk.free < disk.total // HELD_LEAVES
+
+    def _drop_all_but(
+        self, run_id: RunId, newest: list[PolicyVersion], held: list[PolicyVersion]
+    ) -> None:
+        kept = self._with_parents(run_id, [*newest, *held])
+        for version in self.stored_versions(run_id):
+            if version not in kept:
+                self._discard_version((run_id, version))
+            elif version not in newest:
+                self._discard_files((run_id, version))
         self._sweep()
 
     def wanted_parents(self, run_id: RunId) -> list[PolicyVersion]:

@@ -15,6 +15,7 @@ from worlds.cases import make_case
 from worlds.client_world import DOMAIN, VALIDATOR_KEY
 from worlds.validator_bench import PlainDecoder
 
+from muster.chain import CaseStatus
 from muster.client.juror.judging import CaseJudge
 from muster.client.sources import Sources
 from muster.protocol.encoding import keccak
@@ -107,6 +108,21 @@ async def test_files_of_runs_without_an_open_case_are_deleted(world: World) -> N
             world.close(number)
     kept = [path.name for path in (world.folder / "policies").iterdir()]
     assert kept == ["4"]
+
+
+async def test_versions_that_open_cases_are_about_stay(world: World) -> None:
+    for number, version in ((1, 3), (1, 4), (2, 5)):
+        submission = SimpleNamespace(policy_version=PolicyVersion(version))
+        case = make_case(
+            case_id=Hash32(keccak(b"case %d" % version)),
+            run_id=RunId(number),
+            number=version,
+            claims=[SimpleNamespace(submission=submission)],
+        )
+        world.view.cases[case.case_id] = case
+    assert world.judge._named(RunId(1)) == {3, 4}
+    next(iter(world.view.cases.values())).status = CaseStatus.UPHELD
+    assert world.judge._named(RunId(1)) == {4}
 
 
 async def test_runs_whose_cases_are_open_leave_the_reserve_to_the_journal(world: World) -> None:

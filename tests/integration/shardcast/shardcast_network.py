@@ -13,6 +13,7 @@ from muster.protocol.eip712 import Domain, digest, sign
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, to_address
 from muster.protocol.messages import Checkpoint
 from muster.shardcast import ChunkStore, Fetcher, Manifest, Relay, ShardServer, TrustedRoot
+from muster.shardcast.fetcher import NamedVersions
 
 RUN = RunId(1)
 KEY = bytes(31) + b"\x01"
@@ -106,6 +107,7 @@ class Network:
         wait_s: int = 10,
         parallel: int = 4,
         token: str | None = None,
+        named: NamedVersions = lambda _: (),
     ) -> AsyncIterator[Fetcher]:
         """A client with its own cache."""
         async with Fetcher(
@@ -115,6 +117,7 @@ class Network:
             wait_s=wait_s,
             parallel=parallel,
             token=token,
+            named=named,
             rng=Random(2),
         ) as fetcher:
             yield fetcher

@@ -130,6 +130,33 @@ async def test_relay_process_mirrors_what_is_anchored_and_stops_on_sigterm(
             assert await asyncio.to_thread(process.wait, 20) == 0
 
 
+@pytest.mark.parametrize(("hold_s", "kept"), [(None, [1, 0]), (0.0, [1])])
+async def test_relay_keeps_old_versions_while_their_work_can_be_disputed(
+    chain: Chain,
+    anvil: Anvil,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    hold_s: float | None,
+    kept: list[int],
+) -> None:
+    monkeypatch.setattr("muster.shardcast.store.HELD_LEAVES", 1 << 60)
+    first = await relaying(chain, anvil, tmp_path)
+    origin, run_id = ChunkStore(tmp_path / "origin"), RunId(first.run)
+    async with ShardServer(origin) as server:
+        update = {"upstream": (server.url,), "keep": 1, "hold_s": hold_s}
+        settings = first.model_copy(update=update)
+        running = asyncio.ensure_future(serve_relay(settings))
+        async with asyncio.timeout(180):
+            for version in range(2):
+                manifest = publish(chain, origin, run_id, version)
+                await chain.runs.publish_checkpoint(run_id, manifest.version, manifest.root())
+                while version not in ChunkStore(settings.store).versions(run_id):
+                    assert not running.done(), running.result()
+                    await asyncio.sleep(0.02)
+        assert ChunkStore(settings.store).versions(run_id) == kept
+        running.cancel()
+
+
 async def test_relay_without_upstream_serves_what_its_store_holds_and_the_chain_has(
     chain: Chain, anvil: Anvil, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -20,6 +21,7 @@ from shardcast_network import (
 from muster.protocol.errors import PolicyUnavailable
 from muster.protocol.ids import PolicyVersion
 from muster.shardcast import ChunkStore, ShardServer
+from muster.shardcast.cache import RESERVE_BYTES
 
 DEAD = "http://127.0.0.1:9"
 """Nobody listens on the discard port."""
@@ -52,8 +54,45 @@ async def test_every_new_version_arrives_and_five_are_kept(network: Network, ori
             network.publish(version, policy(version, chunks=1))
             assert await network.fetch(client, version) == policy(version, chunks=1)
     assert store.versions(RUN) == [7, 6, 5, 4, 3]
-    cached = {p.name for p in (network.folder / "client" / str(RUN)).iterdir() if p.is_dir()}
-    assert cached == {"v3", "v4", "v5", "v6", "v7"}
+    assert cached(network) == {"v3", "v4", "v5", "v6", "v7"}
+
+
+def cached(network: Network) -> set[str]:
+    found = (network.folder / "client" / str(RUN)).glob("v*")
+    return {path.name for path in found if path.is_dir()}
+
+
+async def test_versions_that_open_work_names_stay_in_a_cache(network: Network, origin: str) -> None:
+    named = {PolicyVersion(0), PolicyVersion(2)}
+    async with network.fetcher(origin, named=lambda _: named) as client:
+        for version in range(8):
+            network.publish(version, policy(version, chunks=1))
+            await network.fetch(client, version)
+        assert cached(network) == {"v0", "v2", "v3", "v4", "v5", "v6", "v7"}
+        named.remove(PolicyVersion(0))
+        network.publish(8, policy(8, chunks=1))
+        await network.fetch(client, 8)
+    assert cached(network) == {"v2", "v4", "v5", "v6", "v7", "v8"}
+
+
+async def test_named_versions_give_way_to_a_version_for_which_the_disk_lacks_room(
+    network: Network, origin: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = sum(map(len, policy(0, chunks=1).values()))
+
+    def disk(_folder: Path) -> SimpleNamespace:
+        left = 7 - len(cached(network))
+        return SimpleNamespace(total=1 << 40, free=RESERVE_BYTES + left * size)
+
+    monkeypatch.setattr("shutil.disk_usage", disk)
+    async with network.fetcher(origin, named=lambda _: range(3)) as client:
+        for version in range(7):
+            network.publish(version, policy(version, chunks=1))
+            await network.fetch(client, version)
+        assert len(cached(network)) == 7
+        network.publish(7, policy(7, chunks=1))
+        await network.fetch(client, 7)
+        assert cached(network) == {"v2", "v3", "v4", "v5", "v6", "v7"}
 
 
 async def test_fetch_waits_for_a_version_that_is_not_published_yet(

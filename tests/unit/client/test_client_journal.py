@@ -18,7 +18,7 @@ from muster.client.worker.journal import BatchPlace, SignedSubmission, Submissio
 from muster.lifecycle.files import write_durably
 from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.errors import ConfigError, StorageError
-from muster.protocol.ids import BatchName, PolicyVersion
+from muster.protocol.ids import BatchName, PolicyVersion, RunId
 from muster.protocol.messages import Submission, Ticket
 
 SIGNED = b"\1" * 65
@@ -169,6 +169,17 @@ def test_slot_keeps_its_first_file_whatever_comes_later(tmp_path: Path) -> None:
         assert journal.record(other, SIGNED, claimed(other, b"two"), b"two") == first
     with SubmissionJournal(tmp_path) as journal:
         assert journal.record(other, SIGNED, claimed(other, b"two"), b"two") == first
+
+
+def test_policy_versions_of_work_without_a_final_outcome_are_open(tmp_path: Path) -> None:
+    tickets = [make_ticket(index=i, policy_version=PolicyVersion(i)) for i in range(3)]
+    with SubmissionJournal(tmp_path) as journal:
+        made = [
+            journal.record(t, SIGNED, claimed(t, b"%d" % t.index), b"%d" % t.index) for t in tickets
+        ]
+        journal.finish(made[1], "ACCEPTED")
+        assert journal.open_versions(tickets[0].run_id) == {0, 2}
+        assert journal.open_versions(RunId(tickets[0].run_id + 1)) == set()
 
 
 def test_accepted_submission_keeps_its_file_until_it_is_discarded(tmp_path: Path) -> None:

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from delta_tensors import applied, sizes_of, trained
-from shardcast_policies import RUN, SIGNATURE, delta_of, fill, publish, read_back
+from shardcast_policies import (
+    RUN,
+    SIGNATURE,
+    delta_of,
+    fill,
+    publish,
+    publish_paths,
+    read_back,
+)
 
 from muster.protocol.errors import StorageError
-from muster.protocol.ids import PolicyVersion
+from muster.protocol.ids import PolicyVersion, RunId
 from muster.shardcast import ChunkStore, Manifest
 
 VERSIONS = trained(14)
@@ -137,3 +149,61 @@ def test_size_limit_of_a_mirror_counts_what_is_broadcast(tmp_path: Path) -> None
     mirror.begin(manifests[5], SIGNATURE)
     with pytest.raises(StorageError, match=f"version 4 has {manifests[4].broadcast_bytes} bytes"):
         mirror.begin(manifests[4], SIGNATURE)
+
+
+# Versions whose work can still be disputed
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A disk that a test fills: `taken` returns its used bytes."""
+    found = SimpleNamespace(total=1 << 30, taken=lambda: 0)
+    usage = lambda _: SimpleNamespace(total=found.total, free=found.total - found.taken())  # noqa: E731
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    return found
+
+
+def arrived(store: ChunkStore, version: int, *, seconds_ago: float) -> None:
+    """Have a version arrive in the store so long ago."""
+    at_s = time.time() - seconds_ago
+    os.utime(store.folder / f"runs/{RUN}/{version}/manifest.json", (at_s, at_s))
+
+
+@pytest.mark.usefixtures("disk")
+def test_versions_stay_while_outcomes_of_their_work_can_be_disputed(tmp_path: Path) -> None:
+    store = ChunkStore(tmp_path / "store", keep=2, hold_s=100)
+    publish_all(store, 8)
+    assert store.versions(RUN) == [8, 7, 6, 5, 4, 3, 2, 1, 0]
+    # Of a version that only old work names, the delta is enough.
+    assert stored_names(store, 6) == {".delta"}
+    # Versions 5 and older left the newest two when version 7 arrived, or before.
+    for version in range(8):
+        arrived(store, version, seconds_ago=101)
+    publish(store, VERSIONS[9], 9, anchor_every=4)
+    assert store.versions(RUN) == [9, 8, 7, 6, 5, 4]
+
+
+def test_held_versions_give_way_where_the_disk_is_three_quarters_full(
+    tmp_path: Path, disk: SimpleNamespace
+) -> None:
+    store = ChunkStore(tmp_path / "store", keep=2, hold_s=100)
+    disk.taken = lambda: len(store.stored())
+    disk.total = 10
+    publish_all(store, 6, anchor_every=0)
+    assert store.versions(RUN) == [6, 5, 4, 3, 2, 1, 0]
+    disk.total = 8
+    publish(store, VERSIONS[7], 7)
+    assert store.versions(RUN) == [7, 6, 5, 4, 3, 2]
+    disk.total = 2
+    publish(store, VERSIONS[8], 8)
+    assert store.versions(RUN) == [8, 7]
+
+
+@pytest.mark.usefixtures("disk")
+def test_publishing_another_run_drops_no_held_version(tmp_path: Path) -> None:
+    store = ChunkStore(tmp_path / "store", keep=2, hold_s=100)
+    publish_all(store, 4)
+    file = tmp_path / "file"
+    file.write_bytes(b"of another run")
+    publish_paths(ChunkStore(store.folder), {"file": file}, 0, run_id=RunId(RUN + 1))
+    assert store.versions(RUN) == [4, 3, 2, 1, 0]

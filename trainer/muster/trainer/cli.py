@@ -86,6 +86,7 @@ trainer.add_command(lineage)
 @click.option("--model", type=FOLDER, help="Base model, if the store lacks version 0.")
 @click.option("--store", type=FOLDER, help="Chunk store that the origin serves.")
 @click.option("--keep", type=int, help="Number of newest versions to keep.")
+@click.option("--hold-s", type=float, help="Seconds that older ones stay. [while disputable]")
 @click.option(
     "--anchor-every", type=int, help="Publish every N-th version whole, others as deltas."
 )

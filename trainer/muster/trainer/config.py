@@ -43,6 +43,9 @@ class TrainerSettings(Settings):
     """Folder of chunks and manifests that this process serves as the origin."""
     keep: Annotated[int, Field(ge=3)] = 5
     """How many of the newest versions stay in the store."""
+    hold_s: Annotated[float, Field(ge=0)] | None = None
+    """Seconds for which older versions stay, too; None for as long as outcomes of their work can be
+    disputed. They give way where the disk is three quarters full."""
     anchor_every: Annotated[int, Field(ge=0, le=10)] = 8
     """Every N-th version is broadcast whole, the others as deltas where that is smaller; 0 for all
     of them whole. Relays look at 16 versions, so whole versions must not lie further apart."""

@@ -96,7 +96,12 @@ async def serve(settings: TrainerSettings, key: bytes) -> None:
             config = await _run_config(chain, run_id, key)
             view = ChainView()
             ledger = ChainLedger(view, run_id)
-            store = ChunkStore(settings.store, keep=settings.keep)
+            hold_s = settings.hold_s
+            store = ChunkStore(
+                settings.store,
+                keep=settings.keep,
+                hold_s=await chain.longest_open_s() if hold_s is None else hold_s,
+            )
             server = await stack.enter_async_context(
                 ShardServer(store, settings.host, settings.port)
             )

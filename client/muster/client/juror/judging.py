@@ -232,13 +232,19 @@ class CaseJudge:
 
     async def _fetch(self, wanted: _Version, sources: Sources) -> Path:
         relays = await self._find_relays(wanted[0], sources)
-        async with Fetcher(relays, self.folder / POLICIES, attempts=3) as fetcher:
+        kept = self.folder / POLICIES
+        async with Fetcher(relays, kept, attempts=3, named=self._named) as fetcher:
             try:
                 return await fetcher.fetch(*wanted)
             except LacksRoom as error:
                 # The next try has the room that this makes.
                 await self._make_room(wanted[0], error.needed_bytes)
                 raise
+
+    def _named(self, run_id: RunId) -> set[PolicyVersion]:
+        """Return the versions that open cases of a run are about."""
+        cases = [c for c in list(self.view.cases.values()) if c.run_id == run_id and not c.closed]
+        return {claim.submission.policy_version for case in cases for claim in case.claims}
 
     async def _load(self, wanted: _Version, folder: Path) -> None:
         if self._loaded == wanted:

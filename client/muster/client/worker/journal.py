@@ -13,7 +13,15 @@ from typing import Any
 from muster.client.durable_log import Journal
 from muster.lifecycle.files import write_durably
 from muster.protocol.encoding import file_hash, hex0x
-from muster.protocol.ids import Address, BatchName, Hash32, RunId, Step, to_hash32
+from muster.protocol.ids import (
+    Address,
+    BatchName,
+    Hash32,
+    PolicyVersion,
+    RunId,
+    Step,
+    to_hash32,
+)
 from muster.protocol.messages import Submission, Ticket, Verdict
 
 logger = logging.getLogger(__name__)
@@ -149,6 +157,13 @@ class SubmissionJournal(Journal):
     def unfinished(self) -> Mapping[Slot, SignedSubmission]:
         """Return the unfinished submissions, oldest first."""
         return self._open_slots
+
+    def open_versions(self, run_id: RunId) -> set[PolicyVersion]:
+        """Return the policy versions of a run that unfinished submissions name: a dispute needs
+        them.
+        """
+        tickets = [signed.ticket for signed in self._open_slots.values()]
+        return {ticket.policy_version for ticket in tickets if ticket.run_id == run_id}
 
     def data(self, signed: SignedSubmission) -> bytes | None:
         """Return the stored file, or None when the disk lost or changed it."""

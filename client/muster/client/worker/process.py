@@ -47,7 +47,7 @@ async def run_worker(
     """
     with SubmissionJournal(settings.state_dir) as journal:
         async with (
-            connect(settings, node) as connected,
+            connect(settings, node, named=journal.open_versions) as connected,
             Sources(connected.relays) as rooms,
         ):
             # Checked before the model is loaded, which may take minutes.
