@@ -1,13 +1,17 @@
 """Examiner: judges one claim at a time for a validator: its file, its policy, the checks in order.
 
 A claim whose file or policy cannot be had now is not judged: ApiError or PolicyUnavailable is
-raised, and the validator tries again. Only a file that every source has lacked for
+raised, and the validator tries again. Policies are fetched in the background, so a slow source of
+one version delays no batch of another. Only a file that every source has lacked for
 `file_patience_s` counts as missing, which the check of the file rejects (`check_file`).
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from muster.client.validator.checks import (
@@ -22,7 +26,7 @@ from muster.client.validator.judging import Judgement, Rules, bounds_of, say_lis
 from muster.client.validator.soundness import examine_surely, judge_generated, own_trouble
 from muster.inference.engine import set_aside_in
 from muster.lifecycle import ComputeThread
-from muster.protocol.errors import ApiError, EncodingError
+from muster.protocol.errors import ApiError, EncodingError, PolicyUnavailable
 from muster.protocol.ids import Hash32, PolicyVersion
 from muster.protocol.messages import Ticket
 from muster.protocol.rollouts import Rollout
@@ -31,6 +35,12 @@ from muster.protocol.set_aside import NOTHING, SetAside
 if TYPE_CHECKING:
     from muster.client.validator.context import ValidatorContext
 
+FETCH_WAIT_S = 3.0
+"""Seconds that a claim waits for the fetch of its policy version, which then goes on."""
+FETCH_TURN_S = 60.0
+"""Seconds after which a fetch makes way for another version; its verified chunks are kept."""
+MOST_FETCHES = 4
+"""Most versions that are fetched at the same time."""
 _LASTINGLY_MISSING = frozenset({404, 410})
 """HTTP statuses that mean a file does not exist."""
 
@@ -48,11 +58,82 @@ async def read_rows(
         return unread(claim, unreadable(str(error)))
 
 
+_Policy = tuple[PolicyVersion, Hash32]
+"""A policy version, and the root of its manifest."""
+
+
+class _Fetches:
+    """Fetches policy versions in the background."""
+
+    def __init__(self, context: ValidatorContext, fetched: Callable[[], object]) -> None:
+        self._context = context
+        self._fetched = fetched
+        self._running: dict[_Policy, tuple[float, asyncio.Task[Path]]] = {}
+        """By policy, when its fetch began; oldest first."""
+
+    def close(self) -> None:
+        """Stop fetching."""
+        for _, task in self._running.values():
+            task.cancel()
+
+    async def folder(self, policy: _Policy) -> Path:
+        """Return a version's folder; raises PolicyUnavailable while it is still being fetched."""
+        _, task = self._running.get(policy) or await self._begin(policy)
+        if not task.done() or task.cancelled():
+            raise PolicyUnavailable(
+                f"policy version {policy[0]} is still being fetched",
+                hint="other versions are judged meanwhile; check the relays if it lasts",
+            )
+        self._running.pop(policy, None)
+        return task.result()
+
+    async def _begin(self, policy: _Policy) -> tuple[float, asyncio.Task[Path]]:
+        now = self._context.clock()
+        over = [each for each, (_, task) in self._running.items() if task.done()]
+        for each in over if len(self._running) >= MOST_FETCHES else ():
+            del self._running[each]
+        if len(self._running) >= MOST_FETCHES:
+            longest = next(iter(self._running))
+            began, displaced = self._running[longest]
+            if now - began < FETCH_TURN_S:
+                raise PolicyUnavailable(f"policy version {policy[0]} waits for other fetches")
+            del self._running[longest]
+            displaced.cancel()
+        task = asyncio.create_task(self._fetch(*policy))
+        task.add_done_callback(self._note)
+        self._running[policy] = (now, task)
+        await asyncio.wait([task], timeout=FETCH_WAIT_S)
+        return now, task
+
+    async def _fetch(self, version: PolicyVersion, root: Hash32) -> Path:
+        context, longest_s = self._context, self._context.windows.outcome_deadline_s
+        try:
+            async with asyncio.timeout(longest_s):
+                return await context.fetcher.fetch(context.run_id, version, root)
+        except TimeoutError as error:
+            raise PolicyUnavailable(
+                f"policy version {version} did not arrive in {longest_s} s",
+                hint="give faster relays with --relay URL",
+            ) from error
+
+    def _note(self, task: asyncio.Task[Path]) -> None:
+        # The result must be retrieved even when nobody asks again.
+        if not task.cancelled() and task.exception() is None:
+            self._fetched()
+
+
 class Examiner:
     """Judges claims for one validator, one at a time: its engine holds one policy."""
 
-    def __init__(self, context: ValidatorContext, failing_since: dict[object, float]) -> None:
-        """`failing_since` maps each unavailable thing to the clock time of its first failure."""
+    def __init__(
+        self,
+        context: ValidatorContext,
+        failing_since: dict[object, float],
+        fetched: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`failing_since` maps each unavailable thing to the clock time of its first failure;
+        `fetched` is called when a policy version has arrived.
+        """
         self.context = context
         self.version: PolicyVersion | None = None
         """The policy version that is loaded."""
@@ -60,9 +141,11 @@ class Examiner:
         self._root: Hash32 | None = None
         self._compute = ComputeThread()
         self._turn = asyncio.Lock()
+        self._fetches = _Fetches(context, fetched)
 
     def close(self) -> None:
-        """Stop computing."""
+        """Stop fetching and computing."""
+        self._fetches.close()
         self._compute.close()
 
     async def judge(
@@ -91,8 +174,7 @@ class Examiner:
         rows = await read_rows(claim, data, context.rules, context.decoder, listed)
         if isinstance(rows, Judgement):
             return rows, data
-        async with self._turn:
-            await self.load(submission.policy_version, policy.root)
+        async with self.holding((submission.policy_version, policy.root)):
             judged = await self._compute.run(
                 examine_surely,
                 claim,
@@ -108,8 +190,7 @@ class Examiner:
         """Return the failed check of an item that it generates itself, or None; see the module's
         docstring."""
         with own_trouble():
-            async with self._turn:
-                await self.load(ticket.policy_version, ticket.policy_root)
+            async with self.holding((ticket.policy_version, ticket.policy_root)):
                 rules, engine = self.context.rules, self.context.engine
                 return await self._compute.run(judge_generated, ticket, rules, engine)
 
@@ -134,19 +215,28 @@ class Examiner:
         """Return the list of a policy version, which need not be loaded."""
         if not self.context.rules.recipe.skips_problems:
             return NOTHING
-        folder = await self.context.fetcher.fetch(self.context.run_id, version, root)
+        folder = await self._fetches.folder((version, root))
         return await asyncio.to_thread(set_aside_in, folder)
 
-    async def load(self, version: PolicyVersion, root: Hash32) -> None:
-        """Load a policy version, verified against the root on chain, unless the engine has it."""
-        engine = self.context.engine
-        is_loaded = (self.version, self._root) == (version, root)
+    @asynccontextmanager
+    async def holding(self, policy: _Policy) -> AsyncIterator[None]:
+        """Hold the engine with a policy version, verified against the root on chain."""
+        # Fetched before its turn, so that others can use the engine.
+        folder = None if self._has(policy) else await self._fetches.folder(policy)
+        async with self._turn:
+            if not self._has(policy):
+                await self._load(policy, folder or await self._fetches.folder(policy))
+            yield
+
+    def _has(self, policy: _Policy) -> bool:
         # An engine in its own process loses its policy when the process dies.
-        if is_loaded and engine.policy_version == version:
-            return
-        folder = await self.context.fetcher.fetch(self.context.run_id, version, root)
+        has_lost_it = self.context.engine.policy_version != policy[0]
+        return (self.version, self._root) == policy and not has_lost_it
+
+    async def _load(self, policy: _Policy, folder: Path) -> None:
+        engine = self.context.engine
         # A failed load leaves the engine without a policy.
         self.version = self._root = None
-        await self._compute.run(engine.load_policy, folder, version)
+        await self._compute.run(engine.load_policy, folder, policy[0])
         say_list_fault(self.context.rules, engine)
-        self.version, self._root = version, root
+        self.version, self._root = policy

@@ -47,7 +47,13 @@ from muster.client.validator.soundness import (
     fictitious_ticket,
 )
 from muster.protocol.eip712 import address_of
-from muster.protocol.errors import ApiError, ChainError, ConfigError, ValidatorDisturbed
+from muster.protocol.errors import (
+    ApiError,
+    ChainError,
+    ConfigError,
+    PolicyUnavailable,
+    ValidatorDisturbed,
+)
 from muster.protocol.ids import Address, BatchName, Hash32, PolicyVersion
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
 
@@ -80,7 +86,8 @@ class ValidatorLoop:
         self._failing_since: dict[object, float] = {}
         self.reader = BatchReader(context, self._failing_since)
         self.duty = CallDuty(context)
-        self.examiner = Examiner(context, self._failing_since)
+        self._woken = asyncio.Event()
+        self.examiner = Examiner(context, self._failing_since, self._woken.set)
         self.checking = None if context.checked is None else CheckingDuty(context, context.checked)
         """Proves that this validator recomputes what it judges."""
         self.outages = Outages()
@@ -92,7 +99,6 @@ class ValidatorLoop:
         self._unfinished: dict[BatchName, list[OutcomeRecord]] = {}
         self.fingerprints: dict[BatchName, list[Fingerprints]] = {}
         """Recomputations of batches in progress, by id and root."""
-        self._woken = asyncio.Event()
         self._has_said_over = False
 
     async def run(self) -> None:
@@ -159,17 +165,21 @@ class ValidatorLoop:
 
     async def _judge_or_pass_over(self, batch: BatchView) -> None:
         """Judge and hand over a batch. A batch that has failed for long no longer blocks the
-        others, and a directly committed one never does, because its worker may have made it fail.
+        others. A directly committed one never does, because its worker may have made it fail, nor
+        one whose policy is not at hand, because that of another may be.
         """
         try:
             await self.validate(batch)
         except SURVIVED as error:
             since = self._failing_since.setdefault(batch.batch_id, self.context.clock())
-            if batch.work is None and self.context.clock() - since < BATCH_PATIENCE_S:
+            has_policy = not isinstance(error, PolicyUnavailable)
+            is_new = self.context.clock() - since < BATCH_PATIENCE_S
+            if has_policy and batch.work is None and is_new:
                 raise
             level = logging.DEBUG if batch.batch_id in self._passed_over else logging.WARNING
             self._passed_over.add(batch.batch_id)
             extra = {"batch_id": batch.batch_id, "error": str(error)}
+            extra |= {"hint": hint} if (hint := getattr(error, "hint", None)) else {}
             logger.log(level, "batch passed over, trying again later", extra=extra)
         else:
             self._failing_since.pop(batch.batch_id, None)

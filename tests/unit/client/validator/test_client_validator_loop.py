@@ -10,6 +10,7 @@ import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from hypothesis import given, settings, strategies as st
 from worlds.client_chain import (
     UNREACHABLE,
     WORKER_ID,
+    FakeFetcher,
     make_account,
     make_batch,
 )
@@ -37,13 +39,19 @@ from worlds.client_world import (
 from worlds.validator_bench import ACCEPTED, Bench, honest, run_until
 
 from muster.chain import BatchStatus, WorkerStatus
-from muster.client.validator import loop as loops
+from muster.client.validator import examiner as examiners, loop as loops
 from muster.client.validator.batches import BATCH_PATIENCE_S
 from muster.client.validator.decoding import FileDecoder
 from muster.protocol.eip712 import address_of, digest, recover
 from muster.protocol.encoding import file_hash, keccak
-from muster.protocol.errors import ApiError, ConfigError, EncodingError, EngineError
-from muster.protocol.ids import PolicyVersion
+from muster.protocol.errors import (
+    ApiError,
+    ConfigError,
+    EncodingError,
+    EngineError,
+    PolicyUnavailable,
+)
+from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.messages import (
     Outcomes,
     Reason,
@@ -349,9 +357,90 @@ async def test_policy_is_loaded_again_after_another_failed_to_load(bench: Bench)
 
     bench.engine.load_policy = failing  # type: ignore[method-assign]
     with pytest.raises(EngineError):
-        await bench.loop.examiner.load(PolicyVersion(4), keccak(b"broken"))
+        async with bench.loop.examiner.holding((PolicyVersion(4), keccak(b"broken"))):
+            pass
     bench.engine.load_policy = load  # type: ignore[method-assign]
     assert await bench.judge(batch) == [ACCEPTED]
+
+
+# A policy that arrives slowly
+
+
+class Dripping(FakeFetcher):
+    """Delivers the first policy at once, and others when a test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends = asyncio.Event()
+        self.asked: list[int] = []
+
+    async def fetch(self, run_id: RunId, version: PolicyVersion, root: Hash32) -> Path:
+        if version not in self.asked:
+            self.asked.append(version)
+        if version != VERSION:
+            await self.ends.wait()
+        return await super().fetch(run_id, version, root)
+
+
+@pytest.fixture
+def dripping(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Dripping:
+    monkeypatch.setattr(examiners, "FETCH_WAIT_S", 0.01)
+    fetcher = Dripping()
+    bench.change(fetcher=fetcher)
+    return fetcher
+
+
+def commit_under(bench: Bench, batch_id: int, version: int) -> Any:
+    """Commit a batch of work made under another version, which is on chain."""
+    checkpoint = bench.view.runs[RUN].checkpoints[VERSION]
+    published = SimpleNamespace(**{**vars(checkpoint), "version": version})
+    bench.view.runs[RUN].checkpoints[version] = published
+    entry, data = honest(make_ticket(policy_version=PolicyVersion(version), index=batch_id))
+    return bench.commit(batch_id, [entry], data)
+
+
+async def test_slow_policy_delays_no_batch_of_another_version(
+    bench: Bench, dripping: Dripping
+) -> None:
+    slow = commit_under(bench, 1, VERSION + 1)
+    bench.commit_honest(2, 2)
+    judged = bench.orchestrator.outcomes
+
+    def is_over() -> bool:
+        if judged:
+            dripping.ends.set()
+        return bench.journal.judged(slow.name) is not None
+
+    async with asyncio.timeout(20):
+        await run_until(bench, is_over)
+    assert judged[0][0] == 2
+
+
+async def test_fetch_that_takes_long_makes_way_for_other_versions(
+    bench: Bench, dripping: Dripping
+) -> None:
+    slow = [VERSION + 1 + i for i in range(examiners.MOST_FETCHES)]
+    batches = [commit_under(bench, i, version) for i, version in enumerate(slow, 1)]
+    good = bench.commit_honest(9, 9)
+    for batch in batches:
+        with pytest.raises(PolicyUnavailable, match="still being fetched"):
+            await bench.judge(batch)
+    bench.seconds = examiners.FETCH_TURN_S - 1
+    with pytest.raises(PolicyUnavailable, match=f"version {VERSION} waits for other fetches"):
+        await bench.judge(good)
+    bench.seconds = examiners.FETCH_TURN_S
+    assert await bench.judge(good) == [ACCEPTED]
+    assert dripping.asked == [*slow, VERSION]
+
+
+async def test_policy_that_drips_is_given_up_with_the_deadline_of_outcomes(
+    bench: Bench, dripping: Dripping
+) -> None:
+    bench.change(windows=replace(bench.loop.context.windows, outcome_deadline_s=0))
+    batch = commit_under(bench, 1, VERSION + 1)
+    with pytest.raises(PolicyUnavailable, match="did not arrive in 0 s"):
+        await bench.judge(batch)
+    assert dripping.asked == [VERSION + 1]
 
 
 # Never two outcomes for one batch
