@@ -1,5 +1,5 @@
 """The life of a process: its limits, a free port, one main coroutine, one compute thread, a clean
-stop, durable files, and the machine behind an address.
+stop, the variables of its children, durable files, and the machine behind an address.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from pathlib import Path
@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
+PASSED = ("PATH", "HOME", "TMPDIR", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+"""Variables that a process gets that reads texts or files of strangers."""
 _FIRST_PORT, _PORT_TRIES = 20_000, 100
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _FIRST_EPHEMERAL = 32_768
@@ -60,6 +62,18 @@ def _counted(function: Callable[[], T]) -> T:
         return function()
     finally:
         _computing -= 1
+
+
+def environment_without_secrets(also_passed: Iterable[str] = ()) -> dict[str, str]:
+    """Return the variables of `PASSED` and `also_passed`, `LC_*` and `PYTHON*`, for a process that
+    reads texts or files of strangers: no password and no token.
+    """
+    names = {*PASSED, *also_passed}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in names or name.startswith(("LC_", "PYTHON"))
+    }
 
 
 async def run_beside(main: Coroutine[Any, Any, None], *others: Coroutine[Any, Any, None]) -> None:

@@ -14,9 +14,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, TextIO
 
-PASSED = ("PATH", "HOME", "TMPDIR", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
-"""Variables that a child gets, beside `LC_*` and `PYTHON*`. A child reads texts of strangers, so it
-gets no password and no token."""
+from muster.lifecycle import environment_without_secrets
 
 
 class ChildSilent(Exception):
@@ -41,7 +39,7 @@ class Child:
         """Start a Python that executes a statement; raises OSError when it does not start.
 
         With `has_group`, the process has its own group, and its children are killed with it. It
-        gets the variables of `PASSED` and `also_passed`.
+        gets the variables of `also_passed` and no secrets.
         """
         self._rest, self._has_group = b"", has_group
         self._process = subprocess.Popen(
@@ -49,7 +47,7 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=_environment(also_passed)
+            env=environment_without_secrets(also_passed)
             | {"PYTHONHASHSEED": hash_seed, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             bufsize=0,
             start_new_session=has_group,
@@ -85,15 +83,6 @@ class Child:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
-
-
-def _environment(also_passed: Iterable[str]) -> dict[str, str]:
-    names = {*PASSED, *also_passed}
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name in names or name.startswith(("LC_", "PYTHON"))
-    }
 
 
 def own_stdout() -> TextIO:

@@ -17,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from muster.lifecycle import environment_without_secrets
 from muster.lifecycle.files import whole_file
 from muster.protocol.encoding import canonical_json
 from muster.protocol.errors import ConfigError
@@ -88,7 +89,11 @@ def bounded_lines(file: BufferedReader) -> Iterator[bytes | Unreadable]:
 def _parquet_rows(path: Path) -> Iterator[Any]:
     command = [sys.executable, "-m", "muster.tasks.parquet_rows", str(path)]
     with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment_without_secrets(),
     ) as child:
         assert isinstance(child.stdout, BufferedReader)
         fault = f"{path} broke the reader: it is damaged, or needs more memory than is allowed"

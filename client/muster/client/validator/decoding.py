@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import mmap
-import os
 import signal
 import struct
 import subprocess
@@ -26,7 +25,7 @@ from typing import IO, BinaryIO, TypeVar
 
 import pyarrow as pa
 
-from muster.lifecycle import limit_memory
+from muster.lifecycle import environment_without_secrets, limit_memory
 from muster.protocol.errors import EncodingError, ValidatorDisturbed
 from muster.protocol.parquet import footer_bytes
 from muster.protocol.rollouts import (
@@ -177,7 +176,7 @@ class _Child:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 # The other allocators reserve more memory than requested.
-                env={**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system"},
+                env=environment_without_secrets() | {"ARROW_DEFAULT_MEMORY_POOL": "system"},
             )
         except OSError as error:
             raise _disturbed(f"does not start: {error.strerror}") from error

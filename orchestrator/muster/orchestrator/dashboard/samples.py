@@ -26,6 +26,7 @@ from pathlib import Path
 import httpx
 from blake3 import blake3
 
+from muster.lifecycle import environment_without_secrets
 from muster.orchestrator.services import Services
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import EncodingError
@@ -165,6 +166,7 @@ async def _run(arguments: list[str]) -> bytes:
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
+        env=environment_without_secrets(),
     )
     assert child.stdout is not None
     try:
