@@ -5,16 +5,13 @@ Reads a run owner's files, measures the limits, and shows them as a table.
 
 from __future__ import annotations
 
-import json
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from pydantic import ValidationError
 
 from muster.client.cli.options import (
     FILE,
@@ -26,14 +23,13 @@ from muster.client.cli.options import (
 )
 from muster.inference.calibrated_limits import detection, submission_size
 from muster.lifecycle.files import write_durably
-from muster.protocol.documents import first_fault
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ConfigError, EncodingError, MusterError
 from muster.protocol.ids import Address, to_address
 from muster.protocol.intervals import rate_bound, wilson
 from muster.protocol.prompts import Prompt, render_prompt
 from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
-from muster.settings import read_file
+from muster.settings import parse_document, read_file, read_toml
 from muster.settings.flags import RECIPE
 from muster.tasks import TaskSet
 from muster.toploc.calibration import MeasuredMachine, Measurement
@@ -58,15 +54,11 @@ PLAIN_RECIPE = Recipe(
 
 def read_recipe(file: Path) -> Recipe:
     """Return the recipe in a TOML file or a canonical document; raises ConfigError."""
-    data = read_file(file)
+    if file.suffix == ".toml":
+        return parse_document(Recipe, read_toml(file), file)
     try:
-        if file.suffix != ".toml":
-            return Recipe.from_bytes(data)
-        # TOML has no tuples, so the recipe is validated with JSON's rules.
-        return Recipe.model_validate_json(json.dumps(tomllib.loads(data.decode())))
-    except ValidationError as error:
-        raise ConfigError(f"{file}: {first_fault(error)}") from error
-    except (MusterError, ValueError, TypeError) as error:
+        return Recipe.from_bytes(read_file(file))
+    except EncodingError as error:
         raise ConfigError(f"{file} is not a recipe: {error}") from error
 
 

@@ -24,7 +24,6 @@ from muster.inference.engine import Room
 from muster.inference.loading import load_as, load_transformers
 from muster.lifecycle import ComputeThread
 from muster.protocol.eip712 import Domain
-from muster.protocol.errors import ConfigError
 from muster.shardcast import Fetcher
 from muster.shardcast.fetcher import NamedVersions
 from muster.wallet import Wallet
@@ -96,11 +95,6 @@ async def connect(
         view = HistoryView()
         reader = EventReader(chain, confirmations=settings.confirmations)
         run = await find_run(chain, reader, view, settings.run, pause_s=settings.poll_s)
-        if run is None:
-            raise ConfigError(
-                f"there is no run {settings.run} on chain {chain.chain_id}",
-                hint="check --run, --rpc and --deployments",
-            )
         domain = chain.domain("ContributionLedger")
         api = await stack.enter_async_context(
             OrchestratorApi(

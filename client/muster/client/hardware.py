@@ -5,52 +5,15 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from muster.lifecycle import total_memory_bytes
 from muster.protocol.eip712 import Domain, address_of, digest, sign
 from muster.protocol.messages import HardwareReport
 
 if TYPE_CHECKING:
     from muster.protocol.ids import RunId
     from muster.protocol.recipe import HardwareRecipe
-
-
-CGROUP = Path("/sys/fs/cgroup")
-_FILES = (
-    ("memory.max", "memory.current"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-)
-"""Files with memory limit and use, for control groups version 2 and 1."""
-
-
-def total_bytes(group: Path = CGROUP) -> int:
-    """Return the memory that this process could use if no other process used any."""
-    import psutil
-
-    limit, _ = _limit(group)
-    return min(int(psutil.virtual_memory().total), limit)
-
-
-def available_bytes(group: Path = CGROUP) -> int:
-    """Return the memory that this process could use now, within a container's limit: exceeding that
-    limit kills the process.
-    """
-    import psutil
-
-    limit, used = _limit(group)
-    return max(min(int(psutil.virtual_memory().available), limit - used), 0)
-
-
-def _limit(group: Path) -> tuple[int, int]:
-    """Return the group's limit and use; without a limit, an unreachably large one."""
-    for limit, used in _FILES:
-        try:
-            # "max" is no number: there is no limit.
-            return int((group / limit).read_text()), int((group / used).read_text())
-        except (OSError, ValueError):
-            continue
-    return 1 << 62, 0
 
 
 class Gpu(NamedTuple):
@@ -118,7 +81,7 @@ def measure() -> Machine:
     """Return this machine's hardware; imports no model library."""
     return Machine(
         cpu_cores=len(os.sched_getaffinity(0)),
-        memory_mb=total_bytes() >> 20,
+        memory_mb=total_memory_bytes() >> 20,
         gpu_memory_mb=_gpus(),
     )
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from muster.client.outage import Outage
 from muster.client.validator.judging import Rules
 from muster.protocol.encoding import hex0x, keccak
-from muster.protocol.errors import ApiError, ConfigError, ProtocolError, TaskError
+from muster.protocol.errors import ApiError, ConfigError
 from muster.protocol.ids import Hash32
 from muster.protocol.recipe import Recipe
-from muster.tasks import TaskSet, check_task_set, document_root, require_pinned
+from muster.tasks import TaskSet, check_task_set, has_root, require_pinned
 from muster.tasks.document import MAX_TASK_SET_BYTES
 from muster.toploc import Calibration
 
@@ -106,22 +106,15 @@ async def _read(source: DocumentSource, pinned: Hash32, what: str) -> bytes:
 async def _task_set(source: DocumentSource, pinned: Hash32, folder: Path) -> TaskSet:
     """Return the task set in `folder`, downloaded if it is not there."""
     path = folder / f"{pinned.hex()}.jsonl"
-    if not await asyncio.to_thread(_holds, path, pinned):
+    if not await asyncio.to_thread(has_root, path, pinned):
         folder.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
         await source.download(pinned, part, max_bytes=MAX_TASK_SET_BYTES)
-        if not await asyncio.to_thread(_holds, part, pinned):
+        if not await asyncio.to_thread(has_root, part, pinned):
             part.unlink(missing_ok=True)
             raise _other("task set", pinned)
         part.replace(path)
     return await asyncio.to_thread(TaskSet.open, path)
-
-
-def _holds(path: Path, pinned: Hash32) -> bool:
-    try:
-        return path.is_file() and document_root(path) == pinned
-    except (ProtocolError, TaskError):
-        return False
 
 
 def _other(what: str, pinned: Hash32) -> ConfigError:

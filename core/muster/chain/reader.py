@@ -29,6 +29,7 @@ from muster.protocol.errors import (
     ChainError,
     ChainInconsistent,
     ChainUnreachable,
+    ConfigError,
     EncodingError,
     RpcError,
     WrongChain,
@@ -469,16 +470,24 @@ async def read_view(chain: LogSource, view: V) -> V:
 
 async def find_run(
     chain: Chain, reader: EventReader, view: ChainView, run_id: RunId, *, pause_s: float
-) -> RunView | None:
-    """Read a view until it has a run, whose creation may be unconfirmed; None without a run."""
+) -> RunView:
+    """Read a view until it has a run, whose creation may be unconfirmed; return the run.
+
+    Raises ConfigError when the chain has no such run.
+    """
     tries = 0
     while True:
         apply_poll(view, await reader.poll())
         run = view.runs.get(run_id)
         # A lagging node may not know the run either.
         tries += await chain.runs.run_count() < run_id if run is None else 0
-        if run is not None or tries == _TRIES:
+        if run is not None:
             return run
+        if tries == _TRIES:
+            raise ConfigError(
+                f"there is no run {run_id} on chain {chain.chain_id}",
+                hint="check --run, --rpc and --deployments; `muster run create` makes one",
+            )
         logger.info("the run is not confirmed yet", extra={"run": run_id})
         await asyncio.sleep(pause_s)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -115,9 +116,9 @@ def _rows(chunks: RecomputedChunks) -> int:
     return int(chunks.patterns_BRH.shape[1])
 
 
-def _build(chunks: RecomputedChunks, patterns_BRH: Patterns) -> list[bytes]:
+def _build(chunks: RecomputedChunks, hidden_BRH: npt.NDArray[Any]) -> list[bytes]:
     built = build_proofs_many(
-        list(patterns_BRH), chunk_tokens=chunks.proof.chunk_tokens, topk=chunks.proof.topk
+        list(hidden_BRH), chunk_tokens=chunks.proof.chunk_tokens, topk=chunks.proof.topk
     )
     return [proofs[0] for proofs in built]
 
@@ -148,7 +149,4 @@ def _template(chunks: RecomputedChunks, keys_BR: npt.NDArray[np.int64]) -> list[
             if seen.any():
                 filled[keys_BR[half_B == half] == key] = known[seen].mean(axis=0)
         forged[half_B == half] = filled
-    built = build_proofs_many(
-        list(forged), chunk_tokens=chunks.proof.chunk_tokens, topk=chunks.proof.topk
-    )
-    return [proofs[0] for proofs in built]
+    return _build(chunks, forged)

@@ -33,6 +33,13 @@ _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _FIRST_EPHEMERAL = 32_768
 """First port of the kernel's range for connections if the file is missing: Linux's default."""
 
+CGROUP = Path("/sys/fs/cgroup")
+_GROUP_FILES = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
+"""Files with memory limit and use, for control groups version 2 and 1."""
+
 _PR_SET_PDEATHSIG = 1
 _computing = 0
 
@@ -146,6 +153,35 @@ async def _supervised(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+
+
+def total_memory_bytes(group: Path = CGROUP) -> int:
+    """Return the memory that this process could use if no other process used any."""
+    import psutil
+
+    limit, _ = _group_limit(group)
+    return min(int(psutil.virtual_memory().total), limit)
+
+
+def available_memory_bytes(group: Path = CGROUP) -> int:
+    """Return the memory that this process could use now, within a container's limit: exceeding that
+    limit kills the process.
+    """
+    import psutil
+
+    limit, used = _group_limit(group)
+    return max(min(int(psutil.virtual_memory().available), limit - used), 0)
+
+
+def _group_limit(group: Path) -> tuple[int, int]:
+    """Return the group's limit and use; without a limit, an unreachably large one."""
+    for limit, used in _GROUP_FILES:
+        try:
+            # "max" is no number: there is no limit.
+            return int((group / limit).read_text()), int((group / used).read_text())
+        except (OSError, ValueError):
+            continue
+    return 1 << 62, 0
 
 
 def limit_memory(size_bytes: int) -> None:

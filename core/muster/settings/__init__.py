@@ -7,6 +7,7 @@ Secrets are never settings: they come from a file or the environment, see muster
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from muster.protocol.documents import Document, first_fault
 from muster.protocol.errors import ConfigError
 from muster.settings.profiles import (
     DEFAULT_RPC as DEFAULT_RPC,
@@ -52,6 +54,7 @@ class Settings(BaseModel):
 
 
 S = TypeVar("S", bound=Settings)
+D = TypeVar("D", bound=Document)
 
 
 def load_settings(
@@ -122,6 +125,17 @@ def read_toml(file: Path) -> dict[str, Any]:
         return tomllib.loads(read_file(file).decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not valid TOML: {error}") from error
+
+
+def parse_document(kind: type[D], values: Mapping[str, Any], file: Path) -> D:
+    """Return a document from the values of a TOML file; raises ConfigError that names the field."""
+    try:
+        # TOML has no tuples, so the values are validated with JSON's rules.
+        return kind.model_validate_json(json.dumps(values))
+    except ValidationError as error:
+        raise ConfigError(f"{file}: {first_fault(error)}") from error
+    except TypeError as error:
+        raise ConfigError(f"{file}: {error}") from error
 
 
 def _refuse_unknown(cls: type[Settings], values: Mapping[str, Any], where: str) -> None:

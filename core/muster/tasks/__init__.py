@@ -5,7 +5,11 @@ the same verifiers, which third parties add by entry point. Nothing here knows m
 chain.
 """
 
-from muster.tasks.document import document_root as document_root, root_of_bytes as root_of_bytes
+from muster.tasks.document import (
+    document_root as document_root,
+    has_root as has_root,
+    root_of_bytes as root_of_bytes,
+)
 from muster.tasks.problem import Problem as Problem
 from muster.tasks.registry import (
     check_task_set as check_task_set,

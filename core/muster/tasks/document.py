@@ -24,7 +24,7 @@ from typing import Any, Self
 
 from muster.lifecycle.files import cannot_write, whole_file
 from muster.protocol.encoding import canonical_json, parse_canonical_json
-from muster.protocol.errors import ConfigError, EncodingError, TaskError
+from muster.protocol.errors import ConfigError, EncodingError, ProtocolError, TaskError
 from muster.protocol.ids import Hash32
 from muster.protocol.merkle import verify_merkle_proof
 from muster.protocol.mixture import MOST_PARTS, PART_NAME
@@ -231,6 +231,14 @@ class TaskSetFile:
 def document_root(path: Path) -> Hash32:
     """Return the root of the document in a file; raises as `TaskSetFile.open` does."""
     return TaskSetFile.open(path).root
+
+
+def has_root(path: Path, root: Hash32) -> bool:
+    """Return whether a file exists and is the document with this root."""
+    try:
+        return path.is_file() and document_root(path) == root
+    except (ProtocolError, TaskError):
+        return False
 
 
 def root_of_bytes(data: bytes) -> Hash32:

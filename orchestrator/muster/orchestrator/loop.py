@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from muster.chain import Batch, OutcomeProof, PauseCause, apply_poll
 from muster.chain.doubles import Fault
+from muster.lifecycle import first_error
 from muster.orchestrator.clock import Backoff, loop_time, wait_for
 from muster.orchestrator.dashboard.status import to_json
 from muster.orchestrator.intake.retention import Retention
@@ -113,7 +114,7 @@ async def lead(services: Services, leadership: Leadership) -> NoReturn:
         except* StorageError as errors:
             logger.warning(
                 "this replica no longer writes to the chain",
-                extra={"error": str(_first(errors))},
+                extra={"error": str(first_error(errors))},
             )
             await asyncio.sleep(RETRY_S)
 
@@ -155,10 +156,6 @@ async def _lasting(
         except (ApiError, survived) as error:
             logger.warning("a task starts again: storage failed", extra={"error": str(error)})
             await asyncio.sleep(RETRY_S)
-
-
-def _first(error: BaseException) -> BaseException:
-    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
 async def follow(services: Services, reader: ReaderPort) -> NoReturn:

@@ -23,6 +23,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from muster.chain import Chain, ChainView, EventReader, RunConfig, find_run
+from muster.lifecycle import first_error
 from muster.lifecycle.files import write_durably
 from muster.orchestrator.admin import admin_listener, create_admin_app
 from muster.orchestrator.clock import BlockClock
@@ -37,9 +38,9 @@ from muster.orchestrator.ports import ReaderPort
 from muster.orchestrator.services import Documents, Services
 from muster.orchestrator.settings import OrchestratorSettings
 from muster.protocol.encoding import hex0x, keccak
-from muster.protocol.errors import ConfigError, MusterError, StorageError
+from muster.protocol.errors import ConfigError, StorageError
 from muster.protocol.ids import Hash32, RunId
-from muster.tasks import document_root
+from muster.tasks import has_root
 
 if TYPE_CHECKING:
     from muster.chain import JournalStore
@@ -89,11 +90,7 @@ async def serve_until_stopped(
         await _serve(services, reader, leadership)
     except BaseExceptionGroup as group:
         # The first failure ended the other tasks, so only it is raised.
-        raise _first(group) from group
-
-
-def _first(error: BaseException) -> BaseException:
-    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
+        raise first_error(group) from group
 
 
 async def _serve(services: Services, reader: ReaderPort, leadership: Leadership | None) -> None:
@@ -214,11 +211,6 @@ async def serve(settings: OrchestratorSettings, key: bytes) -> None:
         run = await find_run(chain, reader, view, run_id, pause_s=settings.poll_s)
         logger.info("caught up with the chain", extra={"runs": len(view.runs)})
         chain_clock.update(await chain.now())
-        if run is None:
-            raise ConfigError(
-                f"run {settings.run} does not exist on chain {chain.chain_id}",
-                hint="create it with `muster run create`",
-            )
         documents = load_documents(settings.documents, run.config)
         database = await open_database(settings.database)
         try:
@@ -266,11 +258,7 @@ def _load(folder: Path, name: str, pinned: Hash32) -> bytes:
 
 def _task_set(folder: Path, pinned: Hash32) -> Path:
     path = _find(folder, "task set", pinned)
-    try:
-        found = document_root(path)
-    except MusterError as error:
-        raise _other(path, "task set", folder) from error
-    if found != pinned:
+    if not has_root(path, pinned):
         raise _other(path, "task set", folder)
     return path
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from muster.protocol.errors import ConfigError
 from muster.protocol.recipe import Recipe
 from muster.protocol.sft import SftRecipe
-from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Confirmations, Settings
-
-Form = TypeVar("Form", Recipe, SftRecipe)
+from muster.settings import (
+    DEFAULT_RPC,
+    DEPLOYMENTS,
+    Confirmations,
+    Settings,
+    parse_document,
+    read_toml,
+)
 
 
 class TrainerSettings(Settings):
@@ -180,43 +182,20 @@ def load_recipe(path: Path, *, steps: int | None = None) -> Recipe:
 
     Raises ConfigError naming the field when something is missing, unknown or out of range.
     """
-    value = _read_toml(path)
+    value = read_toml(path)
     if steps is not None and isinstance(value.get("training"), dict):
         value["training"]["steps"] = steps
-    return _document(Recipe, value, path)
+    return parse_document(Recipe, value, path)
 
 
 def load_sft_recipe(path: Path) -> SftRecipe:
     """Return the SFT recipe of a TOML file; raises ConfigError as `load_recipe` does."""
-    return _document(SftRecipe, _read_toml(path), path)
+    return parse_document(SftRecipe, read_toml(path), path)
 
 
 def load_either_recipe(path: Path) -> Recipe | SftRecipe:
     """Return the recipe of a run or of a fine-tuning; raises ConfigError as `load_recipe` does."""
-    value = _read_toml(path)
+    value = read_toml(path)
     if "rows" in value:
-        return _document(SftRecipe, value, path)
-    return _document(Recipe, value, path)
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
-
-
-def _document(kind: type[Form], value: dict[str, Any], path: Path) -> Form:
-    try:
-        return kind.model_validate_json(json.dumps(value))
-    except (ValidationError, TypeError) as error:
-        raise ConfigError(f"{path}: {_problem(error)}") from error
-
-
-def _problem(error: ValidationError | TypeError) -> str:
-    if isinstance(error, TypeError):
-        return str(error)
-    first = error.errors()[0]
-    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+        return parse_document(SftRecipe, value, path)
+    return parse_document(Recipe, value, path)

@@ -17,13 +17,14 @@ from muster.api import OrchestratorApi
 from muster.chain import Chain, ChainView, RunConfig, follow
 from muster.inference.transformers_engine import TransformersEngine
 from muster.lifecycle import ComputeThread, first_error
+from muster.lifecycle.files import write_durably
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
-from muster.protocol.errors import ConfigError, ContractRevert, ProtocolError, TaskError
+from muster.protocol.errors import ConfigError, ContractRevert
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.recipe import Recipe
 from muster.shardcast import ChunkStore, ShardServer
-from muster.tasks import TaskSet, check_task_set, document_root
+from muster.tasks import TaskSet, check_task_set, has_root
 from muster.tasks.document import MAX_TASK_SET_BYTES
 from muster.trainer.config import TrainerSettings
 from muster.trainer.learn.follow import follow as follow_leader
@@ -225,10 +226,10 @@ async def _make_lists(
         return Lists()
     folder = settings.documents or settings.state_dir
     path = folder / pinned.hex()
-    if settings.documents is None and not await asyncio.to_thread(_is_task_set, path, pinned):
+    if settings.documents is None and not await asyncio.to_thread(has_root, path, pinned):
         folder.mkdir(parents=True, exist_ok=True)
         await api.download(pinned, path, max_bytes=MAX_TASK_SET_BYTES)
-    if not await asyncio.to_thread(_is_task_set, path, pinned):
+    if not await asyncio.to_thread(has_root, path, pinned):
         if settings.documents is None:
             path.unlink(missing_ok=True)
         raise ConfigError(
@@ -236,13 +237,6 @@ async def _make_lists(
             hint="`muster run create` wrote it (--documents); without the flag it is downloaded",
         )
     return await asyncio.to_thread(lambda: Lists.over(recipe, TaskSet.open(path)))
-
-
-def _is_task_set(path: Path, pinned: Hash32) -> bool:
-    try:
-        return path.is_file() and document_root(path) == pinned
-    except (ProtocolError, TaskError):
-        return False
 
 
 async def train(trainer: Trainer, ledger: ChainLedger) -> None:
@@ -489,6 +483,4 @@ def _guard(settings: TrainerSettings) -> Guard:
 def _announce(url: str, ready_file: Path | None) -> None:
     logger.info("origin listens", extra={"url": url})
     if ready_file is not None:
-        fresh = ready_file.with_name(f"{ready_file.name}.part")
-        fresh.write_text(url + "\n")
-        fresh.replace(ready_file)
+        write_durably(ready_file, url.encode() + b"\n")

@@ -242,7 +242,7 @@ async def _examine_device(
     """Yield whether this number of engines fits on a device, and whether its results are
     accepted."""
     from muster.client.doctor.machine import examine_context, examine_fit, memory_needed
-    from muster.client.hardware import available_bytes
+    from muster.lifecycle import available_memory_bytes
 
     needed = engines * memory_needed(folder, asked.dtype)
     fits = examine_fit(needed, asked.device)
@@ -250,7 +250,7 @@ async def _examine_device(
     if fits.state is State.FAIL:
         return
     yield examine_context(folder, asked, needed)
-    room = available_bytes() - (needed if asked.device == "cpu" else 0)
+    room = available_memory_bytes() - (needed if asked.device == "cpu" else 0)
     yield await asyncio.to_thread(_prove, asked, run, rules, folder, load, room)
 
 

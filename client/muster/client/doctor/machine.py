@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from muster.client.doctor import Line, State
-from muster.client.hardware import NoDriverError, available_bytes, find_gpu, list_gpus, total_bytes
+from muster.client.hardware import NoDriverError, find_gpu, list_gpus
 from muster.client.quantities import format_size
+from muster.lifecycle import available_memory_bytes, total_memory_bytes
 from muster.protocol.errors import EngineError
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def _processor(threads: int) -> Line:
 
 
 def _memory() -> Line:
-    figure = f"{format_size(available_bytes())} free of {format_size(total_bytes())}"
+    figure = f"{format_size(available_memory_bytes())} free of {format_size(total_memory_bytes())}"
     return Line(SECTION, "memory", State.OK, figure)
 
 
@@ -204,7 +205,7 @@ def cache_bytes(folder: Path, dtype: str) -> int:
 
 def _free_bytes(device: str) -> int | None:
     if device == "cpu":
-        return available_bytes()
+        return available_memory_bytes()
     gpu = find_gpu(device)
     return gpu.free_bytes if gpu else None
 

@@ -19,7 +19,7 @@ import pytest
 from worlds.chat_world import build_chat_model, make_word_tokenizer
 from worlds.client_world import CALIBRATION, RULES, HashEngine, make_ticket
 
-from muster.client import hardware
+from muster import lifecycle
 from muster.client.doctor import State, machine, network
 from muster.client.doctor.command import Examination, examine_prompt
 from muster.client.doctor.machine import (
@@ -450,8 +450,8 @@ def test_memory_is_what_a_container_leaves_of_it(
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)
     if total is None:
-        assert hardware.total_bytes(tmp_path) > 1 << 28
-        assert hardware.available_bytes(tmp_path) > 1 << 24
+        assert lifecycle.total_memory_bytes(tmp_path) > 1 << 28
+        assert lifecycle.available_memory_bytes(tmp_path) > 1 << 24
     else:
-        assert hardware.total_bytes(tmp_path) == total
-        assert hardware.available_bytes(tmp_path) == available
+        assert lifecycle.total_memory_bytes(tmp_path) == total
+        assert lifecycle.available_memory_bytes(tmp_path) == available

@@ -18,15 +18,16 @@ chosen, only named.
 from __future__ import annotations
 
 import ctypes
-import resource
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
+import psutil
 import torch
 from transformers import AutoConfig
 
+from muster.lifecycle import available_memory_bytes
 from muster.protocol.errors import ConfigError
 from muster.protocol.recipe import AdapterRecipe, Recipe
 from muster.protocol.sft import SftRecipe
@@ -486,7 +487,7 @@ def _process_bytes(device: str) -> float:
     """Return what the process takes before anything is loaded: Python, torch, transformers."""
     if _has_host(device):
         return float(PROCESS_ON_GPU)
-    return float(_status("VmRSS") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    return float(psutil.Process().memory_info().rss)
 
 
 def _available(device: str, own: float, ranks: int) -> float:
@@ -495,37 +496,4 @@ def _available(device: str, own: float, ranks: int) -> float:
     """
     if _has_host(device):
         return float(torch.cuda.mem_get_info(torch.device(device))[0])
-    free = [_meminfo("MemAvailable")]
-    limit, used = (
-        _number(Path("/sys/fs/cgroup") / name) for name in ("memory.max", "memory.current")
-    )
-    if limit is not None and used is not None:
-        free.append(limit - used)
-    known = [value for value in free if value is not None]
-    return (min(known) if known else float("inf")) / ranks + own
-
-
-def _meminfo(name: str) -> float | None:
-    return _line_of(Path("/proc/meminfo"), name)
-
-
-def _status(name: str) -> float | None:
-    return _line_of(Path("/proc/self/status"), name)
-
-
-def _line_of(path: Path, name: str) -> float | None:
-    """Return the bytes that a file of the kernel gives for a name; None if it has no such name."""
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return None
-    found = [line.split()[1] for line in lines if line.startswith(f"{name}:")]
-    return float(found[0]) * 1024 if found else None
-
-
-def _number(path: Path) -> float | None:
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return float(text) if text.isdecimal() else None
+    return available_memory_bytes() / ranks + own

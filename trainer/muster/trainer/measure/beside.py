@@ -25,7 +25,7 @@ from muster.api import OrchestratorApi
 from muster.chain import Chain, ChainView, Event, EventReader, RunView, find_run, follow
 from muster.inference import InferenceEngine
 from muster.lifecycle import ComputeThread
-from muster.protocol.errors import ApiError, ConfigError, NotYet, PolicyUnavailable
+from muster.protocol.errors import ApiError, NotYet, PolicyUnavailable
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.recipe import Recipe
 from muster.shardcast import Fetcher, TrustedRoot
@@ -166,11 +166,6 @@ async def evaluate_run(
         chain = await stack.enter_async_context(await Chain.connect(wish.rpc, wish.deployments))
         view = ChainView()
         run = await find_run(chain, EventReader(chain), view, wish.run, pause_s=wish.poll_s)
-        if run is None:
-            raise ConfigError(
-                f"there is no run {wish.run} on chain {chain.chain_id}",
-                hint="check --run and --rpc",
-            )
         api = await stack.enter_async_context(
             OrchestratorApi(
                 wish.orchestrator,
