@@ -9,15 +9,17 @@ its workers submit the same work again.
 Content that the orchestrator does not show comes from relays, and from sources that workers name.
 No source is trusted. Most are named by strangers, who may want to delay validators: sources are
 asked in the background, about a few things at a time, and missing content is not requested again
-for a while.
+for a while. Searches that hang make way: those of the worker that has most, then the longest.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Container, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
@@ -29,7 +31,7 @@ from muster.client.sources import SourcePatience, Sources
 from muster.client.validator.checks import ClaimedWork
 from muster.protocol.eip712 import Domain
 from muster.protocol.errors import ApiError
-from muster.protocol.ids import BatchName, Hash32, RunId
+from muster.protocol.ids import Address, BatchName, Hash32, RunId
 from muster.protocol.merkle import batch_root
 from muster.protocol.messages import OutcomeRecord, Reason, Submission
 
@@ -220,7 +222,12 @@ class BatchReader:
 LONGEST_S = 45.0
 """Deadline in seconds for asking all sources about one thing."""
 WAIT_S = 3.0
-"""Seconds that a validator waits; an answer that arrives later is kept for its next request."""
+"""Seconds that a validator waits for a new search; an answer that arrives later is kept for its
+next request."""
+SHORT_WAIT_S = 0.5
+"""The same while another search hangs: strangers may name any number of sources that do."""
+TURN_S = 10.0
+"""Seconds after which a search makes way for any other, when there are too many."""
 REST, LEAST_REST_S, MOST_REST_S = 10, 1.0, 60.0
 """After a failed search, the pause before the next is REST times its duration, within these bounds
 in seconds: a source that answers quickly may have the content soon, one that hangs will hang
@@ -231,6 +238,28 @@ PATIENCE = SourcePatience(source_s=20.0)
 """Timeouts of each source: 64 MiB at 3.3 MB/s."""
 
 T = TypeVar("T")
+Party = frozenset[Address]
+"""The accounts behind a search: the workers that committed the work, or the orchestrator."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """A search that runs, or whose answer waits for its next request."""
+
+    party: Party
+    began_at: float
+    """Clock time."""
+    task: asyncio.Task[Any]
+
+    @property
+    def turn_s(self) -> float:
+        """Seconds for which it keeps its place; an answer waits for its next request."""
+        return MOST_REST_S if self.task.done() else TURN_S
+
+    @property
+    def has_failed(self) -> bool:
+        task = self.task
+        return task.done() and (task.cancelled() or task.exception() is not None)
 
 
 @dataclass(slots=True)
@@ -248,27 +277,28 @@ class OtherSources:
     """HTTP transport; None for the network."""
     clock: Callable[[], float] = time.monotonic
     """Clock in seconds, for pauses."""
-    _asking: dict[object, asyncio.Task[Any]] = field(default_factory=dict)
+    _asking: dict[object, _Search] = field(default_factory=dict)
     _rests_until: dict[object, float] = field(default_factory=dict)
 
     def close(self) -> None:
         """Stop asking."""
-        for task in self._asking.values():
-            task.cancel()
+        for search in self._asking.values():
+            search.task.cancel()
 
     async def file(self, name: Hash32) -> bytes:
         """Return a submission's file; raises ApiError when no source has it."""
-        named = [
-            url
-            for batch in self.view.batches.values()
-            if batch.run_id == self.run_id and batch.direct and batch.direct.file_hash == name
-            for url in batch.sources
-        ]
-        return await self._answer(name, lambda: self._file(name, named))
+        named: dict[Address, list[str]] = {}
+        for batch in self.view.batches.values():
+            if batch.run_id == self.run_id and batch.direct and batch.direct.file_hash == name:
+                named.setdefault(batch.direct.worker, []).extend(batch.sources)
+        # The first source of each worker, then the second: nobody's are crowded out.
+        in_turn = [url for urls in zip_longest(*named.values()) for url in urls if url is not None]
+        return await self._answer(name, Party(named), lambda: self._file(name, in_turn))
 
     async def contents(self, batch: BatchView) -> list[BatchEntry]:
         """Return the submissions of a batch; raises ApiError when no source shows them."""
-        return await self._answer(batch.name, lambda: self._contents(batch))
+        party = Party({batch.orchestrator})
+        return await self._answer(batch.name, party, lambda: self._contents(batch))
 
     async def _file(self, name: Hash32, named: Sequence[str]) -> bytes:
         async with self._sources(named) as sources, asyncio.timeout(LONGEST_S):
@@ -278,13 +308,17 @@ class OtherSources:
         async with self._sources(batch.sources) as sources, asyncio.timeout(LONGEST_S):
             return await sources.batch(batch.batch_id, batch.root, batch.count)
 
-    async def _answer(self, about: object, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def _answer(
+        self, about: object, party: Party, ask: Callable[[], Coroutine[Any, Any, T]]
+    ) -> T:
         """Return the answer if it arrives soon; raises ApiError otherwise."""
-        task = self._asking.get(about)
-        if task is None:
-            task = self._begin(about, ask)
-        await asyncio.wait([task], timeout=WAIT_S)
-        if not task.done():
+        search = self._asking.get(about)
+        if search is None:
+            hangs = any(self._hangs(each) for each in self._asking.values())
+            search = self._begin(about, party, ask)
+            await asyncio.wait([search.task], timeout=SHORT_WAIT_S if hangs else WAIT_S)
+        task = search.task
+        if not task.done() or task.cancelled():
             raise _not_yet()
         self._asking.pop(about, None)
         try:
@@ -298,24 +332,54 @@ class OtherSources:
         try:
             return await ask()
         except (ApiError, TimeoutError):
-            now = self.clock()
-            rest_s = min(max(REST * (now - began), LEAST_REST_S), MOST_REST_S)
-            self._rests_until[about] = now + rest_s
+            self._rest(about, began)
             raise
 
-    def _begin(self, about: object, ask: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
+    def _rest(self, about: object, began_at: float) -> None:
+        now = self.clock()
+        rest_s = min(max(REST * (now - began_at), LEAST_REST_S), MOST_REST_S)
+        self._rests_until[about] = now + rest_s
+
+    def _hangs(self, search: _Search) -> bool:
+        return not search.task.done() and self.clock() - search.began_at >= WAIT_S
+
+    def _begin(
+        self, about: object, party: Party, ask: Callable[[], Coroutine[Any, Any, T]]
+    ) -> _Search:
         now = self.clock()
         self._rests_until = {what: at for what, at in self._rests_until.items() if at > now}
-        if len(self._asking) >= MOST_ASKED:
-            # An answer that was not requested again is dropped to make room.
-            for what in [what for what, task in self._asking.items() if task.done()]:
-                del self._asking[what]
-        if about in self._rests_until or len(self._asking) >= MOST_ASKED:
+        if about in self._rests_until:
             raise _not_yet()
-        task = self._asking[about] = asyncio.create_task(self._noting_failure(about, ask))
+        if len(self._asking) >= MOST_ASKED:
+            self._make_place(party)
+        task = asyncio.create_task(self._noting_failure(about, ask))
         # The result must be retrieved even when nobody asks again.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return task
+        search = self._asking[about] = _Search(party, now, task)
+        return search
+
+    def _make_place(self, party: Party) -> None:
+        """Drop failures; else end a search of the party that has most, the newcomer counted, or
+        one that had its turn; raises ApiError when there is none.
+        """
+        for what in [what for what, search in self._asking.items() if search.has_failed]:
+            del self._asking[what]
+        if len(self._asking) < MOST_ASKED:
+            return
+        now = self.clock()
+        count = Counter([party, *(search.party for search in self._asking.values())])
+        found = [
+            (count[search.party], not search.task.done(), now - search.began_at, what)
+            for what, search in self._asking.items()
+            if count[search.party] > count[party] or now - search.began_at >= search.turn_s
+        ]
+        if not found:
+            raise _not_yet()
+        what = max(found, key=lambda each: each[:3])[3]
+        search = self._asking.pop(what)
+        if not search.task.done():
+            search.task.cancel()
+            self._rest(what, search.began_at)
 
     def _sources(self, named: Sequence[str]) -> Sources:
         return Sources(

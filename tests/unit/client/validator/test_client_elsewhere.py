@@ -17,9 +17,17 @@ from worlds.validator_bench import ACCEPTED, Bench, honest, run_until
 
 from muster.api import BatchContents
 from muster.chain import LeasedWork
-from muster.client.validator.batches import LEAST_REST_S, REST, OtherSources
-from muster.protocol.encoding import file_hash
+from muster.client.validator.batches import (
+    LEAST_REST_S,
+    MOST_ASKED,
+    REST,
+    TURN_S,
+    WAIT_S,
+    OtherSources,
+)
+from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.errors import ApiError
+from muster.protocol.ids import Hash32, to_address
 from muster.protocol.merkle import batch_root
 
 DATA = b"a file"
@@ -75,7 +83,7 @@ async def test_sources_that_hang_do_not_hold_up_a_validator(
             await found.file(file_hash(DATA))
     shows.set()
     async with asyncio.timeout(5):
-        while not all(task.done() for task in found._asking.values()):
+        while not all(search.task.done() for search in found._asking.values()):
             await asyncio.sleep(0.001)
     assert await found.file(file_hash(DATA)) == DATA
     assert not found._asking
@@ -124,11 +132,108 @@ async def test_few_things_are_asked_for_at_a_time_and_what_is_over_makes_way(
         with pytest.raises(ApiError, match="no source has shown the batch yet"):
             await found.file(name)
     async with asyncio.timeout(5):
-        while not all(task.done() for task in found._asking.values()):
+        while not all(search.task.done() for search in found._asking.values()):
             await asyncio.sleep(0.001)
     monkeypatch.setattr("muster.client.validator.batches.WAIT_S", 5.0)
     assert await found.file(file_hash(DATA)) == DATA
     found.close()
+
+
+# Sources of strangers that hang
+
+
+def hang(_: httpx.Request) -> httpx.Response:
+    return httpx.Response(200, headers={"x-hangs": "yes"})
+
+
+class Crowd:
+    """Work of strangers whose sources hang, and the work of an honest worker with a source."""
+
+    def __init__(self, workers: int, works: int) -> None:
+        self.seconds = 0.0
+        self.view = world(ROOM)
+        self.names = [file_hash(b"junk %d" % i) for i in range(works)]
+        for number, name in enumerate(self.names, 2):
+            worker = to_address(keccak(b"stranger %d" % (number % workers))[:20])
+            junk = replace(SUBMISSION, file_hash=name, worker=worker)
+            work = LeasedWork(junk, b"", make_ticket(), b"")
+            batch = replace(make_batch(number, [junk]), work=work, sources=("http://evil.example",))
+            self.view.batches[number] = batch
+        self.internet = Internet(evil=hang, room=says(DATA))
+        self.found = OtherSources(
+            RUN, self.view, (), transport=self.internet, clock=lambda: self.seconds
+        )
+
+    async def ask(self, name: Hash32) -> bytes | None:
+        """Ask as a validator does, which takes a second."""
+        self.seconds += 1
+        try:
+            return await self.found.file(name)
+        except ApiError:
+            return None
+
+
+@pytest.mark.parametrize("workers", [1, 19], ids=["one worker", "many workers"])
+async def test_hanging_sources_of_many_works_deny_no_honest_one(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muster.client.validator.batches.WAIT_S", 0.01)
+    monkeypatch.setattr("muster.client.validator.batches.SHORT_WAIT_S", 0.01)
+    crowd = Crowd(workers, works=19)
+    async with asyncio.timeout(20):
+        for _ in range(2):
+            for name in crowd.names:
+                assert await crowd.ask(name) is None
+            if await crowd.ask(file_hash(DATA)) == DATA:
+                break
+        else:
+            pytest.fail("the honest worker's file was not had")
+    crowd.found.close()
+
+
+async def test_searches_of_different_workers_have_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("muster.client.validator.batches.WAIT_S", 0.01)
+    monkeypatch.setattr("muster.client.validator.batches.SHORT_WAIT_S", 0.01)
+    crowd = Crowd(MOST_ASKED, works=MOST_ASKED)
+    for name in crowd.names:
+        await crowd.ask(name)
+    assert await crowd.ask(file_hash(DATA)) is None
+    assert "room.example" not in crowd.internet.asked
+    crowd.seconds = TURN_S
+    assert await crowd.ask(file_hash(DATA)) == DATA
+    crowd.found.close()
+
+
+async def test_answer_that_came_late_waits_for_its_request_while_strangers_crowd(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("muster.client.validator.batches.WAIT_S", 0.0)
+    monkeypatch.setattr("muster.client.validator.batches.SHORT_WAIT_S", 0.0)
+    crowd = Crowd(19, works=19)
+    await crowd.ask(file_hash(DATA))
+    async with asyncio.timeout(5):
+        while not crowd.found._asking[file_hash(DATA)].task.done():
+            await asyncio.sleep(0.001)
+    crowd.seconds = TURN_S
+    for name in crowd.names:
+        await crowd.ask(name)
+    assert await crowd.ask(file_hash(DATA)) == DATA
+    assert crowd.internet.asked.count("room.example") == 1
+    crowd.found.close()
+
+
+async def test_validator_waits_once_for_what_hangs() -> None:
+    crowd = Crowd(1, works=3)
+    waited = asyncio.get_running_loop().time()
+    async with asyncio.timeout(WAIT_S + 20):
+        assert await crowd.ask(crowd.names[0]) is None
+        crowd.seconds = WAIT_S + 1
+        for name in crowd.names * 3:
+            assert await crowd.ask(name) is None
+    assert asyncio.get_running_loop().time() - waited < 2 * WAIT_S
+    crowd.found.close()
 
 
 async def test_work_of_one_worker_that_cannot_be_had_holds_up_nobody_else(tmp_path: Path) -> None:
