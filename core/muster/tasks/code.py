@@ -4,12 +4,15 @@
 `{"type": "stdin_stdout", "input": text, "output": text}` or
 `{"type": "function_call", "fn_name": name, "input": [arguments], "output": value}`. All tests of an
 answer run in one start of the sandbox; the expected outputs stay outside.
+
+No grade of a program that ran is repeatable: memory, the mathematical library, the Python build, a
+limit of time or what the program asks of its machine may decide it, and no list of such programs is
+complete.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,17 +38,8 @@ MAX_CPU_S = 30
 PATIENCE = (1, 4)
 """Factor on wall-clock limits in a retry, if this machine ended a program, for example because it
 was busy."""
-NEAR = 0.2
-"""Share of a limit above which the result may differ on another machine."""
 LANGUAGES = frozenset({"", "python", "py", "python3"})
 """Languages that a fence may name."""
-
-# Randomness, time, addresses, threads: with these, two runs of one program may differ.
-_CHANCE = re.compile(
-    r"time|random|uuid|secrets|thread|process|async|concurrent|signal|\bid\s*\(|\bgc\b|getpid"
-    r"|__repr__|object\(\)|/dev|/tmp|resource|psutil|perf_counter|memoryview|ctypes|tracemalloc"
-    r"|open\s*\(|tempfile|pathlib"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +100,7 @@ def _run(sandbox: Sandbox, program: str, tests: Tests, patience: int) -> Graded:
         return is_right or tests.is_fraction
 
     outcome = sandbox.run(SandboxJob(program, tests.inputs, tests.function), limits, judge)
-    return _grade(tests, sum(passed), outcome, _is_repeatable(program, outcome, tests.limits))
+    return _grade(tests, sum(passed), outcome)
 
 
 def _is_right(tests: Tests, number: int, out: bytes) -> bool:
@@ -124,29 +118,20 @@ def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().split("\n")]
 
 
-def _grade(tests: Tests, passed: int, outcome: Outcome, is_repeatable: bool) -> Graded:
+def _grade(tests: Tests, passed: int, outcome: Outcome) -> Graded:
     count = len(tests.inputs)
     detail = f"{passed} of {count} tests passed" if tests.is_fraction else ""
     if passed < count and not tests.is_fraction:
         failed = next((t for t in reversed(outcome.tests) if t is not None), None)
         detail = f"test {passed} failed: " + (_failure(failed) if failed else outcome.ended)
     score = passed / count if tests.is_fraction else float(passed == count)
-    return Graded(score, detail, is_repeatable)
+    return Graded(score, detail, is_repeatable=False)
 
 
 def _failure(test: TestRun) -> str:
     if test.ended == "exit":
         return "wrong output" if test.status == 0 else f"exit status {test.status}"
     return f"signal {-test.status}" if test.ended == "signal" else f"too much {test.ended}"
-
-
-def _is_repeatable(program: str, outcome: Outcome, limits: Limits) -> bool:
-    """Return whether other machines get the same result, as far as can be told."""
-    if outcome.ended in ("deadline", "output") or _CHANCE.search(program):
-        return False
-    runs = [test for test in outcome.tests if test is not None]
-    near = NEAR * limits.cpu_s
-    return all(t.ended in ("exit", "output") and t.cpu_s < near for t in runs) and bool(runs)
 
 
 def read_tests(problem: Problem) -> Tests:
@@ -223,7 +208,7 @@ def python_of_sandbox() -> str:
 
 VERIFIER = Verifier(
     name="code",
-    version="2",
+    version="3",
     grade=grade_code,
     check=check_code,
     right_completion=right_completion,

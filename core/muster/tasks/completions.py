@@ -38,6 +38,7 @@ def last_block(completion: str, languages: frozenset[str]) -> str | None:
     return found
 
 
+_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 CALL, CALL_END = "<tool_call>", "</tool_call>"
 """Marks around a call, in model families that mark calls."""
 
@@ -52,9 +53,12 @@ def last_call(completion: str, name: str, argument: str) -> str | None:
     text = completion.rpartition(THOUGHT_END)[2]
     before, is_marked, _ = text.rpartition(CALL_END)
     written = before.rpartition(CALL)[2] if is_marked else text
+    # How deep a parser gets depends on who calls it.
+    if len(written) > MAX_CALL_CHARS or _deepest(_STRING.sub("", written)) > MAX_DEPTH:
+        return None
     try:
-        called = json.loads(written) if len(written) <= MAX_CALL_CHARS else None
-    except (ValueError, RecursionError):
+        called = json.loads(written)
+    except ValueError:
         return None
     if isinstance(called, list) and called:
         called = called[-1]
@@ -101,12 +105,16 @@ def _are_equal_numbers(one: float, other: float) -> bool:
 
 
 def nesting(text: str) -> int:
-    """Return an upper bound on the nesting of brackets and signs; those in strings count too."""
+    """Return the nesting of brackets and signs; those in strings count too."""
+    return max(_deepest(text), text.count("--"), text.count("- -"), text.count("~"))
+
+
+def _deepest(text: str) -> int:
     depth = deepest = 0
     for character in text:
         depth += (character in "([{") - (character in ")]}")
         deepest = max(deepest, depth)
-    return max(deepest, text.count("--"), text.count("- -"), text.count("~"))
+    return deepest
 
 
 def as_json(value: Any) -> Any:

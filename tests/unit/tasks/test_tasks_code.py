@@ -105,26 +105,30 @@ def test_fraction_of_tests_is_given_where_the_problem_says_so(level: Level) -> N
 
 
 @pytest.mark.parametrize(
-    ("program", "is_repeatable"),
+    "program",
     [
-        (ADD, True),
-        ("print(3)", True),
-        ("import time\ntime.sleep(60)", False),
-        (f"import random\n{ADD}", False),
-        (f"x = id(object())\n{ADD}", False),
-        ("while True: pass", False),
-        (f"for _ in range(5 * 10**7): pass\n{ADD}", False),
-        ("while True: print('1' * 1000)", True),
-        ("import os\nos.kill(os.getppid(), 9)", True),
+        ADD,
+        "print(3)",
+        "print(",
+        "import sys\nprint(3 if sys.version_info[2] % 2 else 4)",
+        "try:\n    bytearray(500 << 20)\nexcept MemoryError:\n    print(3)",
+        "while True: print('1' * 1000)",
+        "import os\nos.kill(os.getppid(), 9)",
+        "while True: pass",
     ],
 )
-def test_grade_says_whether_other_machines_agree(
-    level: Level, program: str, is_repeatable: bool
-) -> None:
+def test_grade_of_a_program_proves_nothing_about_other_machines(level: Level, program: str) -> None:
     found = grade(program, time_limit_s=1)
-    assert isinstance(found, Graded | Undecided)
-    if isinstance(found, Graded):
-        assert found.is_repeatable is is_repeatable
+    assert isinstance(found, Graded)
+    assert not found.is_repeatable
+
+
+@pytest.mark.parametrize("answer", ["print(3)", "```rust\nfn main() {}\n```", "```python\n3\n"])
+def test_answer_without_a_program_is_wrong_on_every_machine(level: Level, answer: str) -> None:
+    found = verify(problem(), answer)
+    assert found == Graded(0.0)
+    assert isinstance(found, Graded)
+    assert found.is_repeatable
 
 
 def test_detail_says_what_failed(level: Level) -> None:
@@ -343,6 +347,23 @@ def test_predicted_output_is_compared(completion: str, score: float, gold: str) 
     row = prediction(gold)
     check_task_set([row])
     assert verify(row, completion) == Graded(score)
+
+
+HIDDEN = '["' + "]" * 4000 + '", ' + "[" * 4000 + "]" * 4001
+"""Deep brackets behind a text that seems to close them."""
+
+
+@pytest.mark.parametrize(
+    ("literal", "is_repeatable"),
+    [("1", True), ("[" * 51, True), ("-+" * 8000 + "1", False), (HIDDEN, False)],
+)
+def test_wrong_literal_is_no_proof_where_a_parsers_limit_decided(
+    literal: str, is_repeatable: bool
+) -> None:
+    found = verify(prediction("2"), literal)
+    assert found == Graded(0.0)
+    assert isinstance(found, Graded)
+    assert found.is_repeatable is is_repeatable
 
 
 def prediction(gold: str | None) -> Problem:

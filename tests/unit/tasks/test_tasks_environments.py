@@ -136,6 +136,8 @@ CALL = '{"name": "python", "arguments": {"code": "print(6 * 7)"}}'
         f"<tool_call>{CALL.replace('6', '1')}</tool_call> and <tool_call>{CALL}</tool_call>",
         CALL.replace("arguments", "parameters"),
         f"[{CALL.replace('6', '1')}, {CALL}]",
+        CALL.replace('{"code"', f'{{"x": {"[" * 90 + "]" * 90}, "code"'),
+        CALL.replace("print", "1 # [[" + "[" * 200 + "\\nprint"),
     ],
 )
 def test_a_call_is_run_as_the_families_write_it(said: str) -> None:
@@ -158,6 +160,8 @@ def test_a_call_is_run_as_the_families_write_it(said: str) -> None:
         '{"name": "python", "arguments": "print(1)"}',
         "[]",
         "[" * 100_000,
+        CALL.replace('{"code"', f'{{"x": {"[" * 200 + "]" * 200}, "code"'),
+        CALL.replace('{"code"', f'{{"y": "{"]" * 400}", "x": {"[" * 200 + "]" * 200}, "code"'),
         f'{{"name": "python", "arguments": {{"code": "{"x" * 65_537}"}}}}',
     ],
 )

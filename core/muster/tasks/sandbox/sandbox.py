@@ -61,8 +61,6 @@ class TestRun:
     """"exit", "signal", "deadline", "output" (too much of it) or "machine" (it did not run)."""
     status: int
     """Exit status; negative for a signal."""
-    cpu_s: float
-    """CPU time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,12 +332,9 @@ def _parse_report(line: bytes) -> tuple[int, TestRun | None]:
     try:
         value = json.loads(line)
         out = base64.b64decode(value["out"], validate=True)
-        ended, status, cpu_s = value["ended"], value["status"], value["cpu_s"]
-        number = value["test"]
+        ended, status, number = value["ended"], value["status"], value["test"]
     except (ValueError, KeyError, TypeError, RecursionError, binascii.Error):
         return -1, None
     if ended not in ENDED or type(status) is not int or type(number) is not int:
         return -1, None
-    if not isinstance(cpu_s, (int, float)):
-        return -1, None
-    return number, TestRun(out, ended, status, float(cpu_s))
+    return number, TestRun(out, ended, status)
