@@ -1,7 +1,5 @@
 """Output of every benchmark: a table for people, and a JSON file with the figures by id."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import os

@@ -1,7 +1,5 @@
 """A real Chromium for tests: the system's, or else the one that npm brought."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -2,8 +2,6 @@
 networks.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import os

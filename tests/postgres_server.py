@@ -1,7 +1,5 @@
 """A PostgreSQL server of the tests' own: the binaries come with a package, no network is used."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil

@@ -1,7 +1,5 @@
 """An S3-speaking server process of the tests' own."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

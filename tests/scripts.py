@@ -1,7 +1,5 @@
 """Imports scripts of the tree, which are in no package, for tests."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

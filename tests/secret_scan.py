@@ -7,8 +7,6 @@ output, its child processes' included, contain one fails; log files that tests l
 session at its end.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable, Iterator

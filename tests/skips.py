@@ -4,8 +4,6 @@ Everything that tests need beside Linux and the README's prerequisites is instal
 so each reason here is about what a machine does not allow or does not have.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

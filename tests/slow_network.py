@@ -5,8 +5,6 @@ of the orchestrator, a client asks for what is not known yet, and so on: what ho
 loopback is quick fails under this option.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import os

@@ -5,8 +5,6 @@ Without a working C compiler the installation continues, and the package compute
 Libraries are loaded by ctypes, so one library works with every Python version.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import os

@@ -7,8 +7,6 @@ alone as a statement counts as a docstring, as those of attributes do.
     python tools/count_lines.py --folders  also a line for each package, largest first
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import statistics

@@ -9,8 +9,6 @@ formats, the proofs, the chain client and the validator's checks. It prints the 
 them are mutants that change nothing, for which no test can fail.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import os

@@ -10,8 +10,6 @@ windows. Those that pass then are named.
     python tools/run_tests.py networks -x      one part, with options for pytest
 """
 
-from __future__ import annotations
-
 import os
 import re
 import resource

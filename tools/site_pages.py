@@ -5,8 +5,6 @@ docs/reference/openapi.json), and of files at the top of the tree. Files outside
 link to are copied beside them.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

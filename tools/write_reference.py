@@ -5,8 +5,6 @@
 The pages are generated from the code alone; a test fails when they are out of date.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json

@@ -14,8 +14,6 @@
 Writes results/audit.json.
 """
 
-from __future__ import annotations
-
 import argparse
 import gzip
 import json

@@ -5,8 +5,6 @@ slash takes the run's share of the stake, every payment is due. The dump has log
 `eth_getLogs`, but no headers or receipts.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, field

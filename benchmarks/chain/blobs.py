@@ -14,8 +14,6 @@ fill a blob. EIP-7918 bounds what a blob costs: not less than 8,192 gas at the b
 Writes results/blobs.json.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import statistics

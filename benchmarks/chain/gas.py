@@ -14,8 +14,6 @@ Brotli level 1 (for Nitro, which has its own Brotli; here Arrow's is used).
 Writes results/gas.json.
 """
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import asdict, dataclass
 

@@ -5,8 +5,6 @@ sizes that decide data fees. The network is already in use, so storage is warm. 
 those of contracts/test/Gas.t.sol and the other transactions of a run.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field

@@ -14,8 +14,6 @@
 Writes results/index.json.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess

@@ -5,8 +5,6 @@
 Prints events, wall and CPU seconds as JSON.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -10,8 +10,6 @@ followed exactly once.
 Writes results/rpc_faults.json.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import time

@@ -13,8 +13,6 @@
 Writes results/sync.json.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import hashlib

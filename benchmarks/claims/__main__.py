@@ -7,8 +7,6 @@
 Each study adds its figures to results/claims.json.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import time

@@ -7,8 +7,6 @@ wrong behaviour log-probabilities, as for a faulty engine or file. Demo model, t
 rollouts two versions old; the losses differ only in `clip_delta`.
 """
 
-from __future__ import annotations
-
 import random
 import tempfile
 from collections.abc import Sequence

@@ -7,8 +7,6 @@ sometimes. Every training step takes 32 groups; with the online filter, 32 group
 Tokens and CPU time of sampling and training are also counted.
 """
 
-from __future__ import annotations
-
 import random
 import tempfile
 import time

@@ -6,8 +6,6 @@ the example of docs/tasks.md is trained with short and with long budgets, once w
 (`joint`), once with the length part normalised apart (`apart`).
 """
 
-from __future__ import annotations
-
 import random
 import tempfile
 from pathlib import Path

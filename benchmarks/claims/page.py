@@ -1,7 +1,5 @@
 """docs/claims.md: the rows of `benchmarks.claims.rows`, with the figures of results/*.json."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping

@@ -8,8 +8,6 @@ does. A worker with each layout is judged by a validator with each layout, under
 on work of one device.
 """
 
-from __future__ import annotations
-
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Sequence

@@ -5,8 +5,6 @@ only figures from files. A verdict is written by a person, who must check it aft
 measurement.
 """
 
-from __future__ import annotations
-
 import string
 from dataclasses import dataclass
 from enum import StrEnum

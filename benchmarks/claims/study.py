@@ -1,7 +1,5 @@
 """What a study of `make claims` returns."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -8,8 +8,6 @@ Two networks of `muster.lab.simulator` (docs/scale.md):
   train one; for rollouts that may be 0, 1, 2 and 4 versions old.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

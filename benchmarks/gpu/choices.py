@@ -11,8 +11,6 @@
 On a CPU the device's code runs there beside the CPU's own.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from benchmarks.gpu.setup import Figures, Setup

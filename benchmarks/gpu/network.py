@@ -9,8 +9,6 @@ within limits that were not measured on a GPU.
   before the trainer has taken all its steps.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import tempfile

@@ -11,8 +11,6 @@ results/gpu-PART.json, those of a CPU into runs/gpu. The last thing printed is a
 Ends with 0 if no part failed and no figure missed its bound, with 2 where there is no GPU.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

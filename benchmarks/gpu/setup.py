@@ -1,7 +1,5 @@
 """Shared setup of the parts: device, models, and clock."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from pathlib import Path

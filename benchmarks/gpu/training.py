@@ -14,8 +14,6 @@
   steps together.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 from concurrent.futures import ThreadPoolExecutor

@@ -10,8 +10,6 @@ CPU time of one thread; both sides take turns in one process.
   once per sample; a step of either side is mostly the same matrix products.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from pathlib import Path

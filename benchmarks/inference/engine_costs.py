@@ -13,8 +13,6 @@ A rollout generated alone is the measure. Sixteen in one batch share every step'
 the validator's prefill is bound by matrix products either way; their ratio is printed too.
 """
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 import time

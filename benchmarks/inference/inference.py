@@ -13,8 +13,6 @@ the same way; the CPU seconds are those of an engine's processes.
 Writes results/inference.json. The share of proofs is in results/toploc.json.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import statistics

@@ -11,8 +11,6 @@ late ones. The detail has each step's figures and each version's download size. 
 calibrated first, on the device, unless --calibration names a file of them.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -21,8 +21,6 @@ A CPU that multiplies bfloat16 as float32 computes the same matrix products for 
 has the products per second of generating and of examining, beside the CPU's maximum.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

@@ -17,8 +17,6 @@ two at a time, where one fills rows that the other frees. The decode loop is the
 rows that compute nothing. Writes results/worker.json.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import itertools

@@ -6,8 +6,6 @@ Every page is fetched over loopback from an orchestrator that serves a synthetic
 the first paint is what Chromium reports of the run's page. Writes results/dashboard.json.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import gc

@@ -16,8 +16,6 @@ server's CPU time, which depends less on other load, and with the CPU time lost 
 host and disk. Writes results/orchestrator.json.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

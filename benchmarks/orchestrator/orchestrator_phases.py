@@ -1,7 +1,5 @@
 """An orchestrator that is started, loaded and measured, phase by phase."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

@@ -7,8 +7,6 @@ after each. Only two things may grow: nonces until they expire after five minute
 data about each upload.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import itertools

@@ -5,8 +5,6 @@ serves the whole application on one database after the other, each until SIGTERM
 memory; everything else is what `muster orchestrator run` runs.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

@@ -17,8 +17,6 @@ share its stake:
 `shift` the change that it makes to the mean reward of the others.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

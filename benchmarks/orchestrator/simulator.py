@@ -5,8 +5,6 @@ virtual time. Every worker makes about one submission. Writes results/simulator.
 of docs/scale.md from whatever sizes are in it.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

@@ -8,8 +8,6 @@ machine. Used by the calibration's figures (docs/proofs.md) and its slow tests. 
 T tokens.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import random

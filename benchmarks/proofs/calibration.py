@@ -8,8 +8,6 @@ each on prompts of their own corpus, draws detection against strength into docs/
 the measurements in results/calibration.json, case by case.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

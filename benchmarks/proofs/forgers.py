@@ -7,8 +7,6 @@ state, which the forger knows exactly. The customary limits are 38 exponent mism
 median 8. Writes results/forgers.json.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -12,8 +12,6 @@
 Writes results/history.json, case by case.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random as plain_random

@@ -12,8 +12,6 @@
 `make bench-calibration` comes first. Writes results/margins.json, case by case.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

@@ -7,8 +7,6 @@ Plays what `muster redteam --full` plays, writes its page and drawings too, and 
 trials that runs/redteam/trials.jsonl holds. Writes results/redteam.json.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

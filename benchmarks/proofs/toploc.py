@@ -13,8 +13,6 @@
 Writes results/toploc.json.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import statistics

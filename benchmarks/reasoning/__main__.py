@@ -5,8 +5,6 @@ make example-reasoning ARGS=--small     the same story with a toy model, in a mi
 make example-reasoning ARGS=--page      the page alone, of the last whole lesson
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import tempfile

@@ -7,8 +7,6 @@
 A solution is a thought, `</think>` and an answer. Knows nothing of models.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

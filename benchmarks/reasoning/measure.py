@@ -5,8 +5,6 @@
 Prints JSON. A process of its own, so that no stage's weights or threads touch the next one's.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """A small chat model before it has read anything: a tokenizer of the texts, and random weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ Each is a chain, an orchestrator, three validators, a juror, a relay and four wo
 cheats; every process is real. Knows the networks' inputs and results, but no tables.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

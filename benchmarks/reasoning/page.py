@@ -1,7 +1,5 @@
 """docs/runs/reasoning.md and its plots: what the last whole lesson measured, for people."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence

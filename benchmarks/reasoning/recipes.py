@@ -3,8 +3,6 @@
 All of them show a model the same prompts: a chat, with its thought switched on.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

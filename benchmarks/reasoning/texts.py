@@ -3,8 +3,6 @@
 Held-out problems share no prompt with what is trained on, at any stage.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator, Mapping

@@ -5,8 +5,6 @@ which holds each back as long as the link would, and drops some. It needs root, 
 many kernels lack. Namespaces that a killed process left behind are deleted by the next.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import fcntl

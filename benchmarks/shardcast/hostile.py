@@ -6,8 +6,6 @@
 A part that is left out keeps its figures. Writes results/hostile.json.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -3,8 +3,6 @@
 sendfile_server.py FILE
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

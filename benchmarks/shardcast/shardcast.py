@@ -7,8 +7,6 @@ repetition starts fresh processes, warms them up with 1 MiB, and interleaves all
 Takes five to ten minutes and 16 GiB of disk; --sizes 64 512 half of that and 4 GiB.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -7,8 +7,6 @@ nothing of any relay when it starts. `--slow` gives everybody a tenth of that li
 where links cannot be emulated.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

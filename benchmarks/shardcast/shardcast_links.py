@@ -5,8 +5,6 @@
 Under random loss the congestion control decides: cubic takes every lost packet for a full queue.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

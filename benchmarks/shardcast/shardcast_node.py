@@ -8,8 +8,6 @@ The first line out has the URL (or null). The origin publishes each path it read
 client and a relay write a line for every version they hold verified, with the time it was.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

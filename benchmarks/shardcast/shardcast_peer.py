@@ -6,8 +6,6 @@ Its middle nodes poll every second here, every 30 by default. It wants a file da
 server, and nodes started together on one machine collide in /tmp: the caller starts them in turn.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

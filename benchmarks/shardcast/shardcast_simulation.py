@@ -8,8 +8,6 @@ time, each from a relay chosen by success rate x bandwidth. No CPU, disk or loss
 the cost of the tree itself against the bound that its links set.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import statistics

@@ -4,8 +4,6 @@ Each measurement is a process of its own, so that its memory is its own. Times a
 work on the machine does not change that much; by the clock they are in the detail.
 """
 
-from __future__ import annotations
-
 import json
 import resource
 import subprocess

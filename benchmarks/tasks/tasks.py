@@ -7,8 +7,6 @@ time. Both are counted per second of CPU time of two cores, all processes includ
 work on the machine does not change that much; by the clock they are in the detail.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import statistics

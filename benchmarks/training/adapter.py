@@ -4,8 +4,6 @@ Real steps of the trainer's learner on random rollouts, published by the real st
 rebuilds the last version from the base. The model is a Qwen3 of some million weights in bfloat16.
 """
 
-from __future__ import annotations
-
 import random
 import tempfile
 import time

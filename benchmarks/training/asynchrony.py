@@ -11,8 +11,6 @@ steps and training section. To try a change of the recipe:
     python -m benchmarks.training.asynchrony --seeds 0 1 2 --levels 0 4 --training loss=cispo
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import tempfile

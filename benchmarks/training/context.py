@@ -14,8 +14,6 @@ Adam's beta1 is zero, so a checkpoint after the second step contains its gradien
   that of one process.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -14,8 +14,6 @@
 Writes results/delta.json.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import statistics

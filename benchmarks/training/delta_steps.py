@@ -6,8 +6,6 @@ by the project's own learner with INTELLECT-2's recipe: AdamW with betas 0.9 and
 the project's engine, on-policy. Learning rate and optimiser steps per training step vary.
 """
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import NamedTuple

@@ -7,8 +7,6 @@ they all-reduced every gradient in float32, 4 (K - 1) / K * 2 bytes per weight, 
 step.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -4,8 +4,6 @@ FOLDER/stream.jsonl has a line per accepted file, FOLDER/files the files. There 
 orchestrator: only the traffic between sites is measured.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

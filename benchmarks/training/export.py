@@ -9,8 +9,6 @@ measure that step's delay. The peak is the growth of the largest resident size, 
 files.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

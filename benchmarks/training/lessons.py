@@ -8,8 +8,6 @@ versions. Writes results/NAME.json and docs/images/NAME.svg, unless `--steps` ma
 run.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

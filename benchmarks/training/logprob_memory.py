@@ -10,8 +10,6 @@ as Hugging Face models are commonly trained. Extra memory is the growth of the p
 the gradients included.
 """
 
-from __future__ import annotations
-
 import json
 import resource
 import sys

@@ -4,8 +4,6 @@ It has the workers' engine, the trainer's learner and its evaluator, but no chai
 validators. So a study can choose the policy and the problems of a training step's rollouts.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

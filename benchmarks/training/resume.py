@@ -5,8 +5,6 @@ kills: the versions' weights and all figures must be the same bit by bit, and ev
 be consumed exactly once.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import sys

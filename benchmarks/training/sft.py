@@ -16,8 +16,6 @@ a data run; and one row a problem, as after `--per-problem 1`.
 Writes results/sft.json.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -15,8 +15,6 @@ resident size, including the process and mapped files.
   stale versions and a reference.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

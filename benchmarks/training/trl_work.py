@@ -1,7 +1,5 @@
 """The work that Muster and TRL share in benchmarks: a model, prompts, random lengths."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

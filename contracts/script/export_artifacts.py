@@ -8,8 +8,6 @@ Running Muster needs the artifacts only, never a compiler. They are compiled fro
 block explorers get, without metadata: the same source gives the same bytes everywhere.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

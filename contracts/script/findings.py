@@ -7,8 +7,6 @@ Findings are named by detector and place, not by line:
 `unused-return FaultCourt.proveDoubleOutcome`.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

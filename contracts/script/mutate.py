@@ -10,8 +10,6 @@ file, then with the rest, and is killed by the first test that fails, or by the 
 (contracts/mutation.json) lists the survivors; docs/security.md explains those that are no gap.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

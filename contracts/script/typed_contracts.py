@@ -4,8 +4,6 @@ Each function in CALLED, which Muster's own programs call, gets a method. Other 
 with `Chain.read` and `Chain.write`, or with web3.py's contracts from `Chain.contract`.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

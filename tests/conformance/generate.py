@@ -8,8 +8,6 @@ made here; `contracts/test/Sampling.t.sol` recomputes the sampling hashes. A cha
 changed protocol.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

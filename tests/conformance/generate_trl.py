@@ -7,8 +7,6 @@ Runs in TRL's environment, without this project. `GRPOTrainer._compute_loss` is 
 a trainer that has no model: its log-probabilities and entropies are the vectors' own.
 """
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from pathlib import Path

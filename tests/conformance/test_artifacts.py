@@ -3,8 +3,6 @@
 `make check` compiles and compares, too; tests here that need solc run in `make test-all`.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import re

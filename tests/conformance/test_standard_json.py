@@ -1,7 +1,5 @@
 """The input for explorers compiles to the committed artifacts, for each contract alone."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

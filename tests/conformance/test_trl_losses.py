@@ -1,7 +1,5 @@
 """Losses that TRL has too equal TRL's: values and gradients, to float64's precision."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

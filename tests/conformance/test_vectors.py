@@ -1,7 +1,5 @@
 """The committed vectors are what `muster.protocol` and an independent library compute."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The wheel, built once and installed outside any checkout, with and without extras."""
 
-from __future__ import annotations
-
 import site
 import subprocess
 import sys

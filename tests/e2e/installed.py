@@ -1,7 +1,5 @@
 """An environment with the wheel in it."""
 
-from __future__ import annotations
-
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path

@@ -7,8 +7,6 @@ demo from the wheel (test_wheel), a run's creation (test_run_create), every comm
 by name and options (test_docs_commands), and the auditor's (test_audit_guide, test_slash_guide).
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

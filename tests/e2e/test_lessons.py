@@ -1,7 +1,5 @@
 """The examples that are trained on a network: shorter runs than the recorded ones."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The whole network, every part real, every process separate: short stories with known endings."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import io

@@ -1,7 +1,5 @@
 """The wheel is built, installed and tried outside any checkout, with and without extras."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

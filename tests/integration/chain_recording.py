@@ -1,7 +1,5 @@
 """A played network as an auditor reads it: its events, its contracts, the command."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A small network on a real Anvil, step by step, for the tests of muster.chain and muster audit."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Fixtures for tests of networks: no test leaves a process behind."""
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Iterator
 

@@ -4,8 +4,6 @@ They must agree on whether it succeeds, on the exact error otherwise, on all eve
 everything that can be observed afterwards.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections import Counter

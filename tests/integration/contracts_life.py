@@ -4,8 +4,6 @@ Everything is drawn: who does what, to whom, with which flaw, and when. Most cho
 that lives get somewhere; one in eight is not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import ClassVar, TypeVar
 

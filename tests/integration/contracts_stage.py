@@ -4,8 +4,6 @@
 events or the revert. `Words` turns names into addresses, tuples into hashes and signatures.
 """
 
-from __future__ import annotations
-
 import asyncio
 import struct
 from collections.abc import Collection, Sequence

@@ -3,8 +3,6 @@
 Random lives reach rare states now and then; this one reaches them always. Every call must succeed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import cycle
 

@@ -1,7 +1,5 @@
 """The parts of L2s' fee oracles, at their fixed addresses, that tests need."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 

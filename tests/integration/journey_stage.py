@@ -1,7 +1,5 @@
 """A contributor at the command line, on a real chain with the real contracts."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """An RPC endpoint that passes questions on to a real one and changes the answers."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """A submission of a tiny model, judged without a network."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from muster.client.tickets import TicketTerms

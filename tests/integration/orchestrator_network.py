@@ -1,7 +1,5 @@
 """A run on a real local chain with an orchestrator process, for the integration tests."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """A real chain, a real trainer process, and an orchestrator that only hands over files."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

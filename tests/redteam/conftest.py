@@ -1,7 +1,5 @@
 """One warm policy and its calibration for all attacks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

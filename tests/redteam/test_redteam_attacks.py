@@ -4,8 +4,6 @@ Attack A15, on the history of all of a worker's work, takes hundreds of submissi
 plays it, and tests/unit/client/validator/test_client_conduct.py has small versions of it.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import pytest

@@ -1,7 +1,5 @@
 """A hostile second run on the same contracts: each of its attacks is played and fails."""
 
-from __future__ import annotations
-
 import pytest
 
 from muster.lab.redteam import byruns

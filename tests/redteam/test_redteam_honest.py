@@ -1,7 +1,5 @@
 """Honest work in every way to compute it: pairs of ways, counts, and no rejected pair."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import replace

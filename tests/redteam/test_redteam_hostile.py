@@ -4,8 +4,6 @@ All attacks together need a machine of their own: eleven processes, one of which
 test` plays those that need sockets only (test_hostile_sockets), and each attack by itself.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -2,8 +2,6 @@
 that its attack succeeds. The attacks themselves are in the catalogue.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

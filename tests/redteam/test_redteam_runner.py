@@ -1,7 +1,5 @@
 """The sums over trials, and the verdict about a broken defence."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

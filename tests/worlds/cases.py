@@ -1,7 +1,5 @@
 """Cases before a jury: the parties, the recorded outcomes, a case and its batch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from muster.chain import BatchView, CaseView, ClaimView, CourtTerms

@@ -1,7 +1,5 @@
 """Tiny chat models: templates in the form of known families, tokenizers with their marks."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A fake chain view, orchestrator and fetcher with everything that the clients' loops use."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields

@@ -1,7 +1,5 @@
 """A worker's loop among fakes."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace

@@ -3,8 +3,6 @@
 The engine's policy is a hash: hidden states and logits follow from (version, tokens so far).
 """
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any

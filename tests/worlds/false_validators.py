@@ -4,8 +4,6 @@ They sign, hand over, commit and show like any other validator; but their verdic
 proofs of checking, do not come from a check.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A fake internet of sources: each answers as a test says."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 

@@ -2,8 +2,6 @@
 replies.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

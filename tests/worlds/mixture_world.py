@@ -1,7 +1,5 @@
 """A run of two parts with the hash policy: sorting, and reversing within a length budget."""
 
-from __future__ import annotations
-
 from muster.client.tickets import derive
 from muster.client.validator.judging import Rules
 from muster.protocol.messages import Ticket

@@ -1,7 +1,5 @@
 """The replay of one sample, for tests that have all its logits."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

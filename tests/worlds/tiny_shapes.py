@@ -1,7 +1,5 @@
 """Tiny models of every family, and rows and samples for them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import strategies as st

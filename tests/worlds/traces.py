@@ -1,7 +1,5 @@
 """A run's accepted submissions without a chain, from which data sets are made."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -3,8 +3,6 @@
 Uses the program that npm installed; if there is none, npm downloads it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -4,8 +4,6 @@ Nothing is imported until its command is chosen, so `muster --help` needs neithe
 `muster run` and `muster tasks` take commands of several components, so they are put together here.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import re

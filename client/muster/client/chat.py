@@ -1,7 +1,5 @@
 """Talking to a model folder, or to the newest version of a run that is still being trained."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -4,8 +4,6 @@ The composition of a client process: chain, view, orchestrator, policies. The lo
 and do not know how they are made.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass

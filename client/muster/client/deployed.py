@@ -8,8 +8,6 @@ is the contract with these parameters; and parameters can be read from the code.
 artifacts are made from the same document.
 """
 
-from __future__ import annotations
-
 import json
 import posixpath
 import re

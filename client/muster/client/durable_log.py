@@ -5,8 +5,6 @@ crash can leave, is ignored; any other damage is an error, because forgetting a 
 stake.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

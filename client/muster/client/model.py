@@ -8,8 +8,6 @@ DIR/submissions.json    every submission that went into it
 The card names the submissions that trained the version, and the commands that verify it.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import Counter

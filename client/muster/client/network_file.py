@@ -13,8 +13,6 @@ required_worker_stake = "250 tokens"       wei, or text in tokens
 Also estimates the cost of its deployment: the node estimates gas per contract, nothing is sent.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Outages: a process reports the loss of a dependency once, and retries until it is back."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

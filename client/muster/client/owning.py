@@ -5,8 +5,6 @@ if it will be later). Nothing is sent here: `muster.client.cli.run` shows an act
 confirmation, and carries it out.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace

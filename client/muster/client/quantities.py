@@ -1,7 +1,5 @@
 """Amounts, times and sizes as text; all parsing and formatting of them is here."""
 
-from __future__ import annotations
-
 import re
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation, localcontext

@@ -3,8 +3,6 @@
 Everything comes from the chain alone. Unjudged work is not paid: see `muster explain`.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Settings of worker, validator and juror processes; a relay's are in `muster.client.relay`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self

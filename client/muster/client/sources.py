@@ -7,8 +7,6 @@ redirect us for content that has a hash, as orchestrators with a bucket do: a fe
 signature, and never into a private network that the source is not in.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import json

@@ -8,8 +8,6 @@ it. The vault has one date for all unbonding stake of a run: unbonding more move
 delays a withdrawal.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from muster.chain import (

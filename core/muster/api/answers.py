@@ -4,8 +4,6 @@ Parsing is total: anything but the documented form is a pydantic ValidationError
 turns into an ApiError.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 

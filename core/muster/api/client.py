@@ -5,8 +5,6 @@ under a fresh nonce; callers need no retries. All answers are checked against th
 files and documents against their hashes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -4,8 +4,6 @@ It comes from a stranger. This module checks only its form and its signer; the r
 it with the chain (`muster.client.cli.network`).
 """
 
-from __future__ import annotations
-
 import ipaddress
 import socket
 from typing import Annotated

@@ -8,8 +8,6 @@ against it, and newcomers copy its examples, which are made from the typed bodie
 the application has a route that is not here.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, Self

@@ -5,8 +5,6 @@ must also remember nonces for `NONCE_LIFE_S`; this module checks only a single r
 refusal is an ApiError with status 401 and its own code.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ codec. It decodes addresses as checksummed strings, `bytesN` and `bytes` as byte
 structs as tuples. Bytes that do not decode raise EncodingError.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from enum import IntEnum, StrEnum

@@ -3,8 +3,6 @@
 The files of known networks come with the software, in `networks` beside this file.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

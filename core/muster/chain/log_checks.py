@@ -15,8 +15,6 @@ at random ones, with and without logs. Receipts of a block with logs are read fo
 Receipts and headers are trusted: a user who trusts no endpoint should run a node.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Mapping, Sequence
 from random import SystemRandom

@@ -5,8 +5,6 @@ writes, and the others stop writing when they notice that it is ahead of them. A
 replaced by an empty one, and without a writable file nothing is cached.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -9,8 +9,6 @@ All commands and the dashboard's search parse names here, so a text means the sa
     0x7099ab/7:0         that worker's submission of step 7, index 0
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence

@@ -3,8 +3,6 @@
 The index lets anybody search a long history: its size does not change what one search costs.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ web3 opens a connection for every request; a request over a socket waits for its
 polls for it in every turn of the event loop. Subscriptions are web3's.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -3,8 +3,6 @@
 A fraud that finds no stake left slashes nothing: it is counted, but not listed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

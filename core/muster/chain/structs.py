@@ -3,8 +3,6 @@
 Amounts are in token wei, times in Unix seconds of the chain's clock.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from muster.chain.conversion import SolidityEnum, to_abi

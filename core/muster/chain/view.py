@@ -7,8 +7,6 @@ nothing. `rewind` drops the events that a reorganisation made void, and rebuilds
 others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 

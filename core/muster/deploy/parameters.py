@@ -4,8 +4,6 @@ The contracts refuse only values that break them. A profile also refuses values 
 its kind of chain, and has suitable defaults.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Self

@@ -10,8 +10,6 @@ interrupted deployment continues where it stopped. The sender's journal has the 
 so that a killed process sends nothing twice; without the journal, the factory refuses a repetition.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ Checks 3 to 5 of docs/protocol.md are assumed to pass: only the proofs and the s
 find these cheats.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 

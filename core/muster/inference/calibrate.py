@@ -10,8 +10,6 @@
 One model and recipe per calibration, one or several number formats.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ worst error seen and at least a floor. Forgers are then judged under these limit
 whether they leave room for fraud.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Known before a model is loaded, so that a plan that cannot work is refused at once. No torch here.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -7,8 +7,6 @@ machine whose errors are outside the limits of the owner's machines is an *outli
 and refused until the owner accepts it.
 """
 
-from __future__ import annotations
-
 import math
 import platform
 from collections.abc import Collection, Sequence

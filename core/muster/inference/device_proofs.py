@@ -8,8 +8,6 @@ the device does not. Axes: B chunks, C rows of a chunk, E elements of a chunk, K
 shares, T rows of a sample, H hidden units.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ turn, and so on (docs/protocol.md section 5). The places of replies are found by
 environment over the turns, never by marks in the text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal

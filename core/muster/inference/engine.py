@@ -5,8 +5,6 @@ findings, some tens of bytes a token. Hidden states and logits stay where they a
 completion tokens, S shares of a sample.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

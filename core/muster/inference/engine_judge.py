@@ -6,8 +6,6 @@ said it, without asking again (`EngineJudge.fault_of`, `muster data judge`). Ins
 `MUSTER_JUDGE_MODEL=DIR`, for runs that allow a judge.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Sequence

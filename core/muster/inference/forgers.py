@@ -4,8 +4,6 @@ They make proofs without running the policy over the sample at hand; they may kn
 other samples. Axes: B chunks of one shape, R rows of a chunk, H hidden units, K points.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -6,8 +6,6 @@ their logits. So models that scale or cap their logits need no special case. Axe
 N kept positions, B rows of a block, H hidden units, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias

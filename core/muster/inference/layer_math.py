@@ -5,8 +5,6 @@ with Triton each is one kernel (`fused_layers`). Both round like transformers: t
 after every step. Axes: N tokens, H hidden units, A heads, E head size, I inner units.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from functools import cache

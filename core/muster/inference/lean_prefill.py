@@ -8,8 +8,6 @@ sequences see them, T completion tokens, Q queries, L keys, A query heads, K key
 H hidden units.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate

@@ -5,8 +5,6 @@ in place, and a prompt is computed once for all its samples. Axes: Y layers, S p
 rows in use, P prompts, L positions, K heads of keys and then values, E head size, H hidden units.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import sys

@@ -1,7 +1,5 @@
 """Engines by their names in flags and settings. Making one imports its modules."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 

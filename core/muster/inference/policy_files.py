@@ -5,8 +5,6 @@ since the last version, which is what every training step does. Never unpickles,
 from the folder, never uses the network.
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import threading

@@ -5,8 +5,6 @@ converted to float32 some at a time, which is exact. Products are summed in floa
 instructions for bfloat16 do, and rounded once. Axes: N rows, I input and O output units.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -5,8 +5,6 @@ encode the whole text, with one difference: control tokens are recognised in the
 problem's text that spells the token which ends a turn is encoded as its letters.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ integers. The noise equals numpy's or differs in the last bit, as the logarithms
 libraries do. Axes: R rows that need a token, V vocabulary.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from functools import cache

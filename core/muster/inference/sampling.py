@@ -13,8 +13,6 @@ logits, small where different rounding decided a close choice, large for a token
 another way. Axes: R rows, B rows of a replay, V vocabulary, C candidates.
 """
 
-from __future__ import annotations
-
 import ctypes
 import sys
 from collections.abc import Iterator, Sequence

@@ -6,8 +6,6 @@ steps. The added rows lie in places that no sample has, and masks hide the added
 places for rows, R rows in use, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from functools import partial

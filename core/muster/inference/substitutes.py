@@ -5,8 +5,6 @@ further), fewer layers, a rounded key-value cache, a filtered distribution. Work
 transformers model; a change without effect on an architecture shows as a divergence of zero.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any

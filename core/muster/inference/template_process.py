@@ -5,8 +5,6 @@ imports no module of Muster, because that would take a second. Request: source, 
 text, limits. Answer: the texts, or what went wrong.
 """
 
-from __future__ import annotations
-
 import json
 import resource
 import sys

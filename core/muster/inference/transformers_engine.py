@@ -5,8 +5,6 @@ Owns the loaded policy and the size of a pass. `muster.inference.decode_loop` ge
 pass otherwise. Axes: R rows, L width, T completion tokens, H hidden units, V vocabulary.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Locks of threads that use one engine: whose turn it is, and whether its weights may change."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -2,8 +2,6 @@
 stop, the variables of its children, durable files, and the machine behind an address.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import ipaddress

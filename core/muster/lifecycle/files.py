@@ -1,7 +1,5 @@
 """Files that are on the disk whole, or not at all."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 from collections.abc import Iterator

@@ -9,8 +9,6 @@ publishes its fingerprints, and others that recomputed the same submission compa
 The arithmetic is in `muster.toploc.projections`, the rules in docs/protocol.md section 9.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

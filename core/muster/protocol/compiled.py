@@ -5,8 +5,6 @@ compiled it is ten times as fast as the portable library. SHAKE-256 is here beca
 keeps other threads waiting while it computes.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import logging

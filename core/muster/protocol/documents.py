@@ -14,8 +14,6 @@ needs none: a program that does not know it refuses the document. `tests/unit/pr
 keeps one document of each version.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self

@@ -10,8 +10,6 @@ many units: the first sample that fails costs the file's price, and `fraud_strik
 cost the slash.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace

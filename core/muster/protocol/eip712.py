@@ -4,8 +4,6 @@ Every signature in Muster is EIP-712 with the chain id and a verifying contract 
 none can be replayed on another chain, deployment or message type.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol

@@ -1,7 +1,5 @@
 """Hashing and canonical encodings shared by every component and by the contracts."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import json

@@ -30,8 +30,6 @@ MusterError
 Expected outcomes (a rejected submission, a failed check) are values, not exceptions.
 """
 
-from __future__ import annotations
-
 import errno
 
 _DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)

@@ -1,7 +1,5 @@
 """Identifier types. One word per thing, as in docs/glossary.md."""
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 from typing import NamedTuple, NewType

@@ -1,7 +1,5 @@
 """Confidence intervals of shares, and binomial probabilities. Pure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

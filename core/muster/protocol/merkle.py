@@ -7,8 +7,6 @@ In the tree over a batch's submissions, `batch_root` and `batch_proof`, siblings
 stand: its root and count fix what is at each position. The contracts' BatchTreeLib verifies it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 

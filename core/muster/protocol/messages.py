@@ -4,8 +4,6 @@ docs/protocol.md specifies the layouts. Peers' bytes are validated once, when th
 these types; inside, nothing checks again.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 from collections.abc import Callable

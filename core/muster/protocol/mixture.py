@@ -5,8 +5,6 @@ problem within the part (`muster.protocol.seeds`). Weights and everything comput
 integers, so every machine gets the same part.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Annotated, Self
 

@@ -5,8 +5,6 @@ that the pinned document states all of them. A parameter that the chosen loss ig
 default. The formulas are in docs/losses.md.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator

@@ -6,8 +6,6 @@ recipe: nobody runs a stranger's template, and no text changes the frame. `muste
 finds the frame, `muster.inference.prompts` makes token ids of a prompt.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from muster.protocol.recipe import PromptRecipe

@@ -4,8 +4,6 @@ Its number fixes what a reason can lead to, here and in contracts (`OutcomeRecor
 `muster.protocol.jury`). docs/reading.md says what a new reason needs.
 """
 
-from __future__ import annotations
-
 from enum import IntEnum
 from typing import NamedTuple, Self
 

@@ -3,8 +3,6 @@
 Its Keccak-256 is pinned on chain as `RunRegistry.recipeHash`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, Self
 

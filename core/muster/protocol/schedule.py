@@ -13,8 +13,6 @@ Both sides compute the same from the same facts. A validator that knows only the
 batch's age alone (`called_by_age`), which calls nobody later than the rules above.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence

@@ -4,8 +4,6 @@ Nobody can choose any of these: the beacon is a block hash that did not exist wh
 its address. Solidity and Python share the golden vectors of `tests/conformance/vectors/seeds.json`.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Container, Sequence
 from enum import IntEnum

@@ -9,8 +9,6 @@ A list has one bit per problem of the task set, so it has one order and no dupli
 list sets nothing aside, for everybody who derives: nobody has to trust its author.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum

@@ -3,8 +3,6 @@
 No run pins it; its Keccak-256 is in the lineage of the model that it made.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field

@@ -4,8 +4,6 @@ Unless one of these sets the chain's endpoint, the network (`muster.settings.pro
 Secrets are never settings: they come from a file or the environment, see muster.wallet.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import os

@@ -4,8 +4,6 @@ The recipes that come with the software have names: they are in `configs/` of a 
 `presets` here in a wheel.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path

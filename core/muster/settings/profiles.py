@@ -9,8 +9,6 @@ Profiles are in `~/.config/muster/config.toml`. The devnet describes itself in a
 locks that file while it runs, so that a killed devnet does not seem to be running.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -16,8 +16,6 @@ bytes. A NaN result has one bit pattern per type.
 Axes: O rows, I columns, K rank.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping

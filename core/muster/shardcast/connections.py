@@ -4,8 +4,6 @@ A machine is an IPv4 address, or the /64 of an IPv6 address. Knows nothing of ch
 the answers are `muster.shardcast.server`'s.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -10,8 +10,6 @@ than the sizes in the signed manifest; any other fault is a DeltaError. The call
 state hash of the rebuilt files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager

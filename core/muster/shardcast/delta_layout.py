@@ -5,8 +5,6 @@ and size, in any file. All other bytes are compared with the bytes at the same p
 the same name. A file that is not safetensors is a single such piece.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass

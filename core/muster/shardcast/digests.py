@@ -5,8 +5,6 @@ of these blocks, it already holds the blocks' digests, so a fetcher that has ver
 need not read the file again.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor

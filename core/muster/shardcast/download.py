@@ -1,7 +1,5 @@
 """Requests to one relay: each ends in verified bytes or in the relay's fault."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import select

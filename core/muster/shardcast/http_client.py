@@ -5,8 +5,6 @@ allocate and copy every piece. It demands what docs/protocol.md section 10 promi
 Content-Length, no transfer or content encoding, no redirects.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

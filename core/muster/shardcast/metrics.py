@@ -1,7 +1,5 @@
 """All names of an origin's or relay's Prometheus metrics, with units."""
 
-from __future__ import annotations
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 

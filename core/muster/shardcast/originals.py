@@ -5,8 +5,6 @@ file may share its disk space with the publisher's file (a hard link). So it is 
 its size and modification time are those of the last hashing; otherwise it is hashed again.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

@@ -9,8 +9,6 @@
 Knows neither the chain's client nor HTTP serving; a ShardServer serves the same store.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import logging

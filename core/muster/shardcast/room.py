@@ -6,8 +6,6 @@ free. When space is needed, files that the chain no longer names are deleted, th
 Unfinished uploads give way, too: the slowest of the machine that has most.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

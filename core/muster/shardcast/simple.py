@@ -6,8 +6,6 @@ folder = asyncio.run(fetch(["http://relay:8700"], Path("cache"), signer=address)
 It also checks a fetched folder or a whole store on a disk.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -11,8 +11,6 @@ Safe to use from several threads and processes: readers see whole versions only,
 dropping exclude each other by a lock file.
 """
 
-from __future__ import annotations
-
 import fcntl
 import logging
 import os

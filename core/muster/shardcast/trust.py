@@ -3,8 +3,6 @@
 Knows neither the chain's client nor HTTP: a caller that reads the chain passes a `Trust`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Child processes with requests and answers as JSON lines, for libraries that may hang or die."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

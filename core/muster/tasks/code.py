@@ -10,8 +10,6 @@ limit of time or what the program asks of its machine may decide it, and no list
 complete.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, replace
 from typing import Any

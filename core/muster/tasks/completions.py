@@ -3,8 +3,6 @@
 For verifiers of programs and of predicted outputs, which compare values by `are_equal`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -7,8 +7,6 @@ keeps them in a temporary file until their number is known; memory grows only wi
 not parse problems.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

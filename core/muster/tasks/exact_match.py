@@ -3,8 +3,6 @@
 The answer is the whole completion, or the text after its thought.
 """
 
-from __future__ import annotations
-
 from muster.tasks.completions import THOUGHT_END
 from muster.tasks.problem import Problem
 from muster.tasks.verifier import Grade, Graded, Undecided, Verifier

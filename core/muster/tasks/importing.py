@@ -5,8 +5,6 @@ as ids). Otherwise the row is bad: it is reported by its number and the reason, 
 out.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -9,8 +9,6 @@ the model in a folder is the judge (`muster.inference.engine_judge`); a package 
     default = "my_package:MyJudge"
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from functools import cache

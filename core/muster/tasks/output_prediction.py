@@ -5,8 +5,6 @@ the last fenced block, or without one the last line; an object with the single k
 for its value.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 from typing import Any

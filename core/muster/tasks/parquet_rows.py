@@ -6,8 +6,6 @@ Each line is an object for a row, `[reason]` for a row that JSON cannot hold, or
 of exit status 1. Null fields of structs are left out: Arrow adds them if other rows have the field.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

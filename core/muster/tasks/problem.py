@@ -3,8 +3,6 @@
 Owns the form of a row. The verifier of a `task_type` gives it its meaning.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Self
 
 from pydantic import (

@@ -6,8 +6,6 @@ sandbox, without input. docs/tasks.md lists what makes honest machines agree on 
 it is a proof, so no reply with an output is repeatable.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from functools import lru_cache

@@ -7,8 +7,6 @@ which are no sandbox. Scorers of some families evaluate the answer as Python: a 
 names `eval` or the like is refused, by whoever makes, admits or grades its problems.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import io

@@ -14,8 +14,6 @@ type's name and the package's version; all source of its top-level package is ha
 a function of (count, seed) that returns a `TaskSet`, the same for the same arguments.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

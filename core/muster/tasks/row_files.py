@@ -5,8 +5,6 @@ bounded memory, because a few kilobytes of it can unpack to terabytes, and some 
 library.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

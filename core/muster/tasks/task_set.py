@@ -4,8 +4,6 @@ In memory, or lazily from a file (`muster.tasks.document`), for sets of a millio
 format of both is the document.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace

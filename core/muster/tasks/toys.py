@@ -9,8 +9,6 @@ and in every ticket, so every toy task can be trained with budgets.
     17+25=    42      add or subtract
 """
 
-from __future__ import annotations
-
 import random
 import string
 from collections.abc import Callable

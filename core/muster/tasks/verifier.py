@@ -7,8 +7,6 @@ validators again during checking, so its replies must depend only on the problem
 turns.
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -4,8 +4,6 @@ Libraries only call `logging.getLogger(__name__)`; a process calls `setup_loggin
 a bar on a terminal, else lines in the log.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

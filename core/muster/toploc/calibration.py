@@ -4,8 +4,6 @@ Canonical JSON whose Keccak-256 is pinned on chain (`RunRegistry.calibrationHash
 `muster.inference.calibrate` measures and writes it; this module only holds and applies it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 

@@ -5,8 +5,6 @@ nothing of hidden states or of bytes. Arrays carry their axes as suffix: B polyn
 or coefficients.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

@@ -6,8 +6,6 @@ that bound. Axes: R requests of one step, N steps, Q all requests, C rows of a c
 units.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import defaultdict
 from collections.abc import Sequence

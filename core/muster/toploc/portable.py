@@ -4,8 +4,6 @@ The kernel is tested against it. Batches chunks of one size, because numpy is sl
 Axes: B chunks of E elements, K points.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

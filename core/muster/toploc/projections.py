@@ -8,8 +8,6 @@ so the best guess is zero, with a relative error of 1. Honest machines differ on
 help a guess either, because every entry of every token counts.
 """
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 from typing import Any

@@ -9,8 +9,6 @@ proven, signs are compared, and NaN, infinity and every malformed proof are refu
 The compiled kernel computes, or numpy without one: the bytes and figures are the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from itertools import islice

@@ -4,8 +4,6 @@ Parsing is strict and total: any byte string either is the canonical form of a p
 ProofError with a reason.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

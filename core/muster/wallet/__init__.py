@@ -5,8 +5,6 @@ Owns every byte of private key on disk. Keys leave this module only as `Wallet.k
 derives the same account (the first of BIP-44).
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -6,8 +6,6 @@ the verdicts are drawn at random, by kinds of validators. A batch is one submiss
 everything takes fewer batches.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

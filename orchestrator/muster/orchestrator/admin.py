@@ -5,8 +5,6 @@ reach it, and the public application has none of these routes. A setting lasts u
 ends; each replica has its own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

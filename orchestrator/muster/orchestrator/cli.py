@@ -1,7 +1,5 @@
 """`muster orchestrator`: the commands that run the process, and the owner's commands to it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

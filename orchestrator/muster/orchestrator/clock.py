@@ -1,7 +1,5 @@
 """The chain's clock between two blocks, the health of reading it, and how tasks wake each other."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

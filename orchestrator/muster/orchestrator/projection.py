@@ -4,8 +4,6 @@ Pure and in memory. It is updated after every change of the chain view, and rebu
 after a reorg.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict, deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

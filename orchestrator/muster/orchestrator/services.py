@@ -1,7 +1,5 @@
 """The services of one orchestrator, wired and loaded together."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass

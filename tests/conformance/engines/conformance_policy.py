@@ -4,8 +4,6 @@ Qwen3 with heads of 32, which vLLM's attention on a CPU accepts, and a vocabular
 multiple of anything that kernels pad to.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -3,8 +3,6 @@
 Axes: T completion tokens, H hidden units, V vocabulary.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path

@@ -4,8 +4,6 @@ Engines on vLLM are collected where vLLM's environment is installed (`make vllm`
 `make test-vllm` and `make test-all`: each takes a process of a gigabyte and its time to start.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass

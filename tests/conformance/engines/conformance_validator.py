@@ -3,8 +3,6 @@
 The limits are the least that any calibration has: what passes here passes everywhere.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Engines of the conformance suite, each started once, with the first policy loaded."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path

@@ -5,8 +5,6 @@ the suite, add one there. float32 engines must choose the very tokens of the ref
 other formats are judged as a validator judges them.
 """
 
-from __future__ import annotations
-
 import random
 import shutil
 from collections.abc import Sequence

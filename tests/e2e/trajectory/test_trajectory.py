@@ -1,7 +1,5 @@
 """The same seed trains the same policy, today and after every change: figures pinned."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ the commit why. Files, base model and noise follow from seeds, so nothing but th
 the figures. Tolerances leave room for other processors, not for another computation.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

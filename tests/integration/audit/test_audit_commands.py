@@ -1,7 +1,5 @@
 """The output and exports of `muster audit` and its subcommands, on a played chain."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Verdicts run again from copies of the evidence, some of which somebody tampered with."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Faults that prove themselves: found on chain and in copies, named, and reported by anybody."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import json

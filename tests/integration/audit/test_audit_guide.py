@@ -1,7 +1,5 @@
 """The auditor's guide is true: every command of it is run, in order, on a judged network."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import shlex

@@ -1,7 +1,5 @@
 """`muster audit` of one run: a hostile neighbour, deadlines that nobody kept, paid garbage."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """An auditor's sources: endpoints that lie, chains that were rewritten, dumps that were altered."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import gzip

@@ -1,7 +1,5 @@
 """`muster audit` of a real chain, and of twins of it that somebody tampered with."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,7 +1,5 @@
 """A slash is verified by bare calls: the guide's program, on honest endpoints and on lying ones."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """muster.chain against real contracts on a real Anvil."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """Transactions on chains with quick and slow blocks, whose fees jump while one waits."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

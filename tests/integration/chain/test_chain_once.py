@@ -1,7 +1,5 @@
 """Labelled writes of the typed clients happen once per chain, however often they are repeated."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 

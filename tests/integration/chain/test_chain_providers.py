@@ -1,7 +1,5 @@
 """One chain over HTTP, a WebSocket and a Unix socket: the same answers."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

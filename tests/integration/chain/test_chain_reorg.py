@@ -1,7 +1,5 @@
 """Reorganisations made by Anvil: what is read afterwards equals a replay from genesis."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Sequence

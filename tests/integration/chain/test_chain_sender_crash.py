@@ -1,7 +1,5 @@
 """A process that sends is killed at any moment: afterwards everything happened once, in order."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import signal

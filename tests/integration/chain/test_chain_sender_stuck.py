@@ -1,7 +1,5 @@
 """Transactions that Anvil does not mine, forgets, or was given by another program."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -3,8 +3,6 @@
 The same program reads a million events, killed ten times: `make bench-sync`.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The guide to RPC endpoints is true: its commands are run, and its words are those of the code."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

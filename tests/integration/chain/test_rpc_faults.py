@@ -3,8 +3,6 @@
 Every fault goes over HTTP: the proxy stands between the reader and a real chain.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """`muster contracts` on Anvil: one deployment whatever happens, and only its own code passes."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -5,8 +5,6 @@ every call to both and compares them after it; `contracts_life` draws the calls,
 tells them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What operations cost as transactions on Anvil: the goals that issue and design set."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Bad input at the command line: one `error:` line that says what to do, never a traceback."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

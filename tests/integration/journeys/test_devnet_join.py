@@ -1,7 +1,5 @@
 """`muster devnet join` up to the worker's start: keys, test tokens and stake, once."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any

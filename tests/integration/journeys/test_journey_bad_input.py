@@ -1,7 +1,5 @@
 """Wrong networks, runs, keys and standings: refused with a reason and a next step."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """The doctor on a real network: fit, and unfit for each named reason."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """What became of work: accepted, fraudulent, unknown; on real services and contracts."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import zipfile

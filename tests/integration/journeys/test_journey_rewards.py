@@ -1,7 +1,5 @@
 """Work that nobody judged is void and pays nobody: real contracts, orchestrator and worker."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Seats and the bench: validators and jurors come and go at the command line, on real contracts."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from typing import Any
 

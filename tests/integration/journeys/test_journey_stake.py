@@ -1,7 +1,5 @@
 """Stake, leave, come back, change the node: at the command line, on the real contracts."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`muster model`: a version from an untrusted relay to an answer, on a chain."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from dataclasses import replace

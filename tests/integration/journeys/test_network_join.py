@@ -1,7 +1,5 @@
 """`muster join` on a real chain: an orchestrator's answer, and a stranger's."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """The notebooks' cells run in order: one audits a played chain, one trains on a network."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json

@@ -6,8 +6,6 @@ Each room is given to a fork of its own: so much address space beside what the p
 prints one JSON line, `{"room_kb", "said"}`, or dies.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -2,8 +2,6 @@
 stake, and no cheater gets away by the pause.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

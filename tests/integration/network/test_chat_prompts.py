@@ -1,7 +1,5 @@
 """A tiny chat model: the real engine and template, honest work, and cheating twins."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -4,8 +4,6 @@ The verdicts are right here (the worker is honest), so nobody loses stake: what 
 that they have no hidden states to show fingerprints of.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path

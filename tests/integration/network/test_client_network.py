@@ -1,7 +1,5 @@
 """Whole clients among real services: honest work is paid, fraud slashed, restarts survived."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

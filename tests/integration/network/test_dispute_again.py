@@ -1,7 +1,5 @@
 """`muster dispute open` once more, after a relay refused the file or the command was killed."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

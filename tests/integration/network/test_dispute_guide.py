@@ -4,8 +4,6 @@ Two of three validators in league call an honest worker's file fraud; and a chea
 verdict that is right. Real contracts, orchestrator and processes; the network's jurors decide.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import shlex

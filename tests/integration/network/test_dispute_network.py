@@ -5,8 +5,6 @@ claims from the command line; jurors' processes do the rest by themselves, also 
 orchestrator hides the file.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A real engine that is really disturbed: the known good sample shows it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

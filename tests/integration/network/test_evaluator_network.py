@@ -1,7 +1,5 @@
 """`muster evaluate --follow` beside a run: real chain, orchestrator, origin, relay and engine."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

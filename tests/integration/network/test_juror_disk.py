@@ -1,7 +1,5 @@
 """A juror's disk: strangers' runs fill it, and the juror still votes and sees honest cases."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

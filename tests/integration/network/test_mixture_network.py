@@ -1,7 +1,5 @@
 """Two task sets in one run, from lease to training and export; a cheat of one part is slashed."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable

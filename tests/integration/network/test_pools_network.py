@@ -1,7 +1,5 @@
 """A run whose tickets skip the problems that its trainer set aside, and the saved work."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

@@ -1,7 +1,5 @@
 """A run's orchestrator gets another account while its workers and validators run on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from client_network import ORCHESTRATOR, Network, eventually, open_network, running

@@ -3,8 +3,6 @@
 The quorum is two. Who judged what is read from the validators' journals.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path

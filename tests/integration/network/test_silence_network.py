@@ -5,8 +5,6 @@ into the room of a relay, and validators judge from there. Garbage that comes th
 paid.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from pathlib import Path

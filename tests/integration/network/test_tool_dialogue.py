@@ -1,7 +1,5 @@
 """A tiny model that calls the Python tool: the real engine and sandbox, and cheating twins."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 

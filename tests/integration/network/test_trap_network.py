@@ -1,7 +1,5 @@
 """Hidden traps on a real chain: checking validators catch them, lazy ones pay."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

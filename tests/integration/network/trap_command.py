@@ -3,8 +3,6 @@
 python tests/integration/network/trap_command.py validator trap run --plan plan.json ...
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from client_network import hash_engine

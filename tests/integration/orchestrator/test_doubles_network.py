@@ -1,7 +1,5 @@
 """A double signer loses its stake on a real chain: the orchestrator shows both signatures."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

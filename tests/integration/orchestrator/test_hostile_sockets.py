@@ -3,8 +3,6 @@
 `pytest -s` prints what was measured.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -1,7 +1,5 @@
 """The orchestrator against a real chain: commitments, outcomes, fraud, and a lost database."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections import Counter

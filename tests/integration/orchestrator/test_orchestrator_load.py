@@ -1,7 +1,5 @@
 """The load bench takes and finds everything; memory stays flat while it does."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Three orchestrators on one PostgreSQL database, behind one address, any of them killed."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """The orchestrator behind an endpoint that lies and fails, on a chain that reorganises."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random

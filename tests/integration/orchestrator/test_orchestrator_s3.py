@@ -1,7 +1,5 @@
 """An orchestrator whose files are in S3-compatible storage."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A batch that nobody could judge is void on a real chain, and its money the run's again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from orchestrator_network import VALIDATORS, Network, eventually, open_network, running

@@ -1,7 +1,5 @@
 """A broadcast on this machine: a chain that knows roots, and an origin."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 

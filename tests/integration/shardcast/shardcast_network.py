@@ -1,7 +1,5 @@
 """A loopback network of origin, relays and clients, and relays that misbehave on purpose."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping

@@ -1,7 +1,5 @@
 """Deltas between origin, relays and clients: the cheapest way is taken, a bad delta is survived."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import json

@@ -4,8 +4,6 @@ Each line of stdin is an `Order`, as JSON. Its ranks are forked, their stderr is
 when all have ended their exit codes are in FOLDER/codes. The script ends when stdin does.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -1,7 +1,5 @@
 """A run that trains an adapter, on a real chain: broadcast, resumption and loading."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """`muster run create`: every part is checked before anything is sent; then one question."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

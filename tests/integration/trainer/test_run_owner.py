@@ -3,8 +3,6 @@
 One run lives through everything in order, as its owner would do it.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path

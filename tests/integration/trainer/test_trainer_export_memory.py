@@ -1,7 +1,5 @@
 """The end of a training step takes no copy of the model, measured in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

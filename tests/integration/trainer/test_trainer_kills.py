@@ -1,7 +1,5 @@
 """The gate: kill -9 at random moments, and the policy is the one of an undisturbed trainer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The trainer as a process on a real chain: creating a run, training it, dying and coming back."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from collections.abc import AsyncIterator

@@ -3,8 +3,6 @@
 They have rows of their own or share them: `4-by-2` are four ranks of which two share rows.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """Two trainer sites on a real chain: one publishes, one is killed and comes back."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path

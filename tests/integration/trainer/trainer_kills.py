@@ -1,7 +1,5 @@
 """kill -9 of a real trainer at random moments, and whether it changed anything."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import signal

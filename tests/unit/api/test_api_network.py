@@ -1,7 +1,5 @@
 """The document that says where a run's network is: its form, and who signed it."""
 
-from __future__ import annotations
-
 import pytest
 from eth_account import Account
 

@@ -1,7 +1,5 @@
 """Every command of `muster`, by its words."""
 
-from __future__ import annotations
-
 import click
 
 from muster.app.cli import muster

@@ -1,7 +1,5 @@
 """The muster command: quick help, and one-line errors."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """The demo's message when a process stopped too early."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The demo's display: one line per change in a log, a table on a terminal."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

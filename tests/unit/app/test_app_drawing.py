@@ -1,7 +1,5 @@
 """Drawn curves: the shape is the data's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

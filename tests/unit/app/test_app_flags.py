@@ -4,8 +4,6 @@ An intended change goes into flags.json too (`python tests/unit/app/test_app_fla
 and into the changelog.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

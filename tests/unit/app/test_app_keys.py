@@ -1,7 +1,5 @@
 """The demo's accounts: repeatable, distinct, and never printed with their keys."""
 
-from __future__ import annotations
-
 from muster.app.demo.adversary import KINDS
 from muster.app.demo.keys import CHEATS, Role, account, cast
 

@@ -3,8 +3,6 @@
 Each is run from an empty folder against an endpoint where nothing listens; its error names it.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

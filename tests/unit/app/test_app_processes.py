@@ -1,7 +1,5 @@
 """Child processes: each becomes ready or is reported, and none is left behind."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The demo's promises: kept by an honest story, broken by each dishonest twin of it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """RUN.toml: known keys are read, flags override them, unknown keys are refused by name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

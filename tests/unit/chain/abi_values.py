@@ -1,7 +1,5 @@
 """Hypothesis strategies for values of any ABI type."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from eth_abi.grammar import parse

@@ -1,7 +1,5 @@
 """Histories of a chain, event by event: a run with two workers, one of them a cheater."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

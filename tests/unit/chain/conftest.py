@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from chain_fakes import FakeNode, History
 from chain_histories import begun

@@ -1,7 +1,5 @@
 """A node with a transaction pool, in memory, for the tests of the sender."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

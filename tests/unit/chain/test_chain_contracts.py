@@ -1,7 +1,5 @@
 """The generated contracts fit the ABI and the Python types, and have no unused function."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 from collections.abc import Iterator

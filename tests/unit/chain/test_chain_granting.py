@@ -1,7 +1,5 @@
 """Endpoints' refusals in their own words: requests are repeated later, or in smaller parts."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable

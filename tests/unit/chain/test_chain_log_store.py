@@ -1,7 +1,5 @@
 """Logs that were read before are not requested again, and never override the chain."""
 
-from __future__ import annotations
-
 import sqlite3
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The sentence about a worker's losses by fraud: the sum of slashes, and where the stake is."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Several endpoints: the majority decides, liars are named and left, laggards are not."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

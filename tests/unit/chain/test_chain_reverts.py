@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from chain_fakes import abi_entries, address
 from eth_abi.abi import encode

@@ -1,7 +1,5 @@
 """An endpoint that contradicts itself, lags, or answers nonsense: outcomes, no crash."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Fixture for the client's tests: a worker's loop among fakes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """How workers and validators learn that a run is over, and when they leave it."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Iterator

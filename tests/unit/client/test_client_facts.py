@@ -1,7 +1,5 @@
 """Workers' status in earlier blocks, and the rules for tickets."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

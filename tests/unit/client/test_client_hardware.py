@@ -1,7 +1,5 @@
 """A machine's hardware report, and its shortcomings."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The journal of signatures: a crash at any moment loses no promised entry."""
 
-from __future__ import annotations
-
 import os
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run of two parts: the problems of its tickets, and the verdict on a cheat of one part."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Outages said once, retries paced, processes that stop when asked."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random

@@ -1,7 +1,5 @@
 """The work that a relay's room takes: named by the chain with a bond, with valid proofs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any

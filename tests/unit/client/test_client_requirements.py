@@ -1,7 +1,5 @@
 """A run's requirements for software: versions, calibrated engines, pinned libraries."""
 
-from __future__ import annotations
-
 from importlib import metadata
 
 import pytest

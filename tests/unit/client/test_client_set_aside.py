@@ -1,7 +1,5 @@
 """Problems that a policy sets aside are not derived; invalid lists have no effect."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Sources are strangers: one that lies, hangs or talks without end costs a bounded time."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Tickets: a valid one, and a hostile twin for every reason to refuse."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, strategies as st
 from worlds.client_world import NOW, OTHER_KEY, make_terms, make_ticket, sign_ticket

@@ -1,7 +1,5 @@
 """docs/claims.md: every row is whole, its figure is in a result file, its command exists."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Documentation stays true: every command it shows exists, every link leads somewhere."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from importlib import import_module

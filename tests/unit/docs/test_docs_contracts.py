@@ -1,7 +1,5 @@
 """The contracts' pages name every entry point, event and invariant, and only tests that exist."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """docs/architecture.md: the models that the fast decoder computes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from muster.inference.lean_model import FAMILIES

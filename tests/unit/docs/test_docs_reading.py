@@ -1,7 +1,5 @@
 """docs/reading.md: every name that it tells a reader to look at exists where it says."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

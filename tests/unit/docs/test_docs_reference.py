@@ -1,7 +1,5 @@
 """The generated reference is what the code says now."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Annotated, Literal

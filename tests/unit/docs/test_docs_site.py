@@ -1,7 +1,5 @@
 """The site builds without a warning, and a reader's browser contacts no other host."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

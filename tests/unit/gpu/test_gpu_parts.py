@@ -1,7 +1,5 @@
 """The parts of `make test-gpu`: tiny shapes on a CPU, users' shapes on the meta device."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The network for larger policies, here with a small one."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Policies and an engine for the inference tests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 how it is calibrated.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import replace

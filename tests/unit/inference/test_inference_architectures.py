@@ -1,7 +1,5 @@
 """The engine knows no model by name: other families, some with capped or scaled logits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

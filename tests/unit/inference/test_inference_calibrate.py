@@ -1,7 +1,5 @@
 """Calibration of a tiny policy: the honest pass, forgers do not, unsuitable models are refused."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sweeps that `make test-all` runs: honest submissions by the ten thousand, and larger models."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

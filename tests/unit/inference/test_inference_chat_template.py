@@ -1,7 +1,5 @@
 """Frames of templates in the form of known families, and templates that are refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The compiled choice against the plain form: the same ids and the same bytes of scores."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Measurements of one calibration by several machines, and the effect of a lying one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

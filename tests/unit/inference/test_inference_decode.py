@@ -1,7 +1,5 @@
 """Calls that share an engine: the order of samples, each call's results, and isolation."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

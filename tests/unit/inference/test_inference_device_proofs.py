@@ -1,7 +1,5 @@
 """TOPLOC where rows were computed: the same bytes and figures as on a CPU, and little leaves."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

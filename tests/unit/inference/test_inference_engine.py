@@ -1,7 +1,5 @@
 """The transformers engine against transformers itself, and against its own work."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,7 +1,5 @@
 """Examination block by block finds the same as all at once, on both paths."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import pytest

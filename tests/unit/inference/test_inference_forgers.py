@@ -1,7 +1,5 @@
 """Forgers forge as documented."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

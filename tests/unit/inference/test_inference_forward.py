@@ -1,7 +1,5 @@
 """The forward pass: how samples are laid out for it, and the cache of a decode through it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

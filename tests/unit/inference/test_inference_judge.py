@@ -1,7 +1,5 @@
 """A model's folder as a judge: the same reply every time, proven like a rollout."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace

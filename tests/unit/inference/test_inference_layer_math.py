@@ -1,7 +1,5 @@
 """The operations between a layer's products: others are used only where they round alike."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Lean decoding gives the model's own numbers, for known families of unchanged code."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import weakref

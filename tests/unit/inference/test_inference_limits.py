@@ -1,7 +1,5 @@
 """From measured errors to limits."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

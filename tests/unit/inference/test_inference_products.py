@@ -1,7 +1,5 @@
 """Products of bfloat16 matrices in parts of float32: the same numbers, rounded once."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Token ids of prompts: the tokenizer's own, except that no text can write a control token."""
 
-from __future__ import annotations
-
 import json
 from functools import lru_cache
 from pathlib import Path

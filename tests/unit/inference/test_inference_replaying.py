@@ -1,7 +1,5 @@
 """The replay of verifiable sampling: its measurements, on every path, in bounded memory."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The choices of a batch are the same on every path."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

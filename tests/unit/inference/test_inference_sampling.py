@@ -1,7 +1,5 @@
 """Verifiable sampling: the noise and the choice."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

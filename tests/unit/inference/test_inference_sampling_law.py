@@ -4,8 +4,6 @@ Chi-square tests at fixed seeds; each limit is the 99.9 % quantile of its degree
 Wilson and Hilferty's approximation.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

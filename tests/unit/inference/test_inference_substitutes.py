@@ -1,7 +1,5 @@
 """Substitutions change a model's results, and can be undone."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 
 import numpy as np

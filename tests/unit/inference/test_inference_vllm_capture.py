@@ -1,7 +1,5 @@
 """Hidden states from a model runner under any scheduling; vLLM itself is not needed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The search for vLLM, and the environment of its process."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

@@ -4,8 +4,6 @@ It is run like `muster.inference.vllm.child`. A policy folder holds `mode`, whic
 `asked`, beside the folder, has a line for each question to any process so far.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """`muster economics --chain`: counts, fees and totals of a run, and refusals."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The fee rules of chains, against the chains' own test vectors."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """`muster economics` with files: its table, its JSON, and refusals."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

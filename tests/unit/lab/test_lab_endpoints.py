@@ -1,7 +1,5 @@
 """The endpoint with public endpoints' faults: it shows each, and the client handles it."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

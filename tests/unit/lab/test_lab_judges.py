@@ -1,7 +1,5 @@
 """The profit of false verdicts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

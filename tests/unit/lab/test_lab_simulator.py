@@ -1,7 +1,5 @@
 """The simulated network: virtual time, invariants under faults, one seed one history."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

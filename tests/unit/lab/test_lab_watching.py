@@ -1,7 +1,5 @@
 """The simulation of watched validators: the ones it catches, and the guide's tables."""
 
-from __future__ import annotations
-
 from itertools import product
 from math import prod
 from pathlib import Path

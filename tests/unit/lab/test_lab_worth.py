@@ -1,7 +1,5 @@
 """The profit of cheating: against published tables, simulated careers, and its own boundary."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

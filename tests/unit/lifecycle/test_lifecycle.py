@@ -1,7 +1,5 @@
 """The life of a process: a port, one thread that computes, one error that says why it ended."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import socket

@@ -1,7 +1,5 @@
 """The definition of a line of code."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import ModuleType
 

@@ -1,7 +1,5 @@
 """Every declared package is pinned, and no file of dependencies names a host."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """The mutation drill of the Python: what it changes, and that it leaves nothing changed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import ModuleType
 

@@ -1,7 +1,5 @@
 """Units and containers: every command line exists, nothing runs with more than it needs."""
 
-from __future__ import annotations
-
 import json
 import re
 import runpy

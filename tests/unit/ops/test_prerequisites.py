@@ -1,7 +1,5 @@
 """A missing prerequisite of the README is named with the command that installs it."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

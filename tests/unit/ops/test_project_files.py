@@ -1,7 +1,5 @@
 """Files for a hosting service and a release: workflow, templates, versions."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`make test` reports the result of every part, and skips only for listed reasons."""
 
-from __future__ import annotations
-
 import io
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """Every test that opens an orchestrator's database runs twice: SQLite and PostgreSQL."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path

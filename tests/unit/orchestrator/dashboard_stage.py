@@ -2,8 +2,6 @@
 submissions, a few of them cheaters, on the fake chain and in the database.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -1,7 +1,5 @@
 """An orchestrator in process with a fake chain, for the tests to drive."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

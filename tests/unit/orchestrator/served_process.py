@@ -1,7 +1,5 @@
 """An orchestrator over a fake chain in a process of its own, for tests of what attacks cost."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """One rollout through the orchestrator's own steps, over HTTP, with a fake chain."""
 
-from __future__ import annotations
-
 from orchestrator_bench import Bench
 
 from muster.chain import WorkerStatus

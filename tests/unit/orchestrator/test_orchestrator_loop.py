@@ -1,7 +1,5 @@
 """The background tasks: waking, resting, surviving outages."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 from collections.abc import Awaitable, Callable

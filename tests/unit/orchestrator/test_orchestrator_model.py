@@ -1,7 +1,5 @@
 """Random lives of an orchestrator: every submission is committed exactly once."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import tempfile

@@ -1,7 +1,5 @@
 """Proof of checking: blocks cover every row once; fingerprints round-trip or are refused."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, strategies as st
 

@@ -1,7 +1,5 @@
 """Deeply nested JSON is refused in every process, with any recursion limit."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Canonical JSON and the recipe: one document, one byte string, one hash."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Signatures: one encoding each, valid in one domain only."""
 
-from __future__ import annotations
-
 import pytest
 from eth_account import Account
 from eth_account.messages import encode_typed_data

@@ -1,7 +1,5 @@
 """Identifiers and words: parsed once, at the edge."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

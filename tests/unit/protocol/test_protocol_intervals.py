@@ -1,7 +1,5 @@
 """Intervals against published values and the exact binomial law."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Keccak-256 and SHAKE-256: the compiled kernel and the libraries give the same bytes."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from pathlib import Path

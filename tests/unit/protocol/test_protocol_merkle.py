@@ -1,7 +1,5 @@
 """Merkle trees: proofs hold for every leaf and for nothing else."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, strategies as st
 

@@ -1,7 +1,5 @@
 """Messages: round trips, and every malformed twin refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

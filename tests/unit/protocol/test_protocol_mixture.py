@@ -1,7 +1,5 @@
 """A mixture: the part of each problem, by integers alone, and recipes that are refused."""
 
-from __future__ import annotations
-
 from collections import Counter
 from fractions import Fraction
 from math import ceil

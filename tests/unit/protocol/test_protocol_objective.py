@@ -1,7 +1,5 @@
 """A recipe has its whole objective, and no field that its loss would ignore."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Measuring a Parquet file by its headers: honest ones whole, hostile ones refused undecoded."""
 
-from __future__ import annotations
-
 import struct
 
 import pyarrow.parquet as pq

@@ -1,7 +1,5 @@
 """A model's prompt for a problem's text, and the valid `[prompt]` sections of recipes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Reasons and checks in words: none is missing, none contradicts the protocol."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, strategies as st
 

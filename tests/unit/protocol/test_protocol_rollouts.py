@@ -1,7 +1,5 @@
 """Submission files: round trips, caps, and total parsing of hostile bytes."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Which validators are called for a batch, when more are, and whose outcomes suffice."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Derivation of seeds and problems: no choice, and no bias."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """Lists of problems that are set aside: valid ones, refused ones, and draws past them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Trap plans: one secret decides every slot, one hash binds it, anything else is refused."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The lesson's exercises: a right solution is graded 1 by the run's verifiers, a wrong one 0."""
 
-from __future__ import annotations
-
 import json
 import random
 from itertools import islice

@@ -1,7 +1,5 @@
 """The lesson's page: it has the result file's figures, and says where a stage adds nothing."""
 
-from __future__ import annotations
-
 import pytest
 from benchmarks.reasoning.page import PAGE, difference_of, read_result, render
 

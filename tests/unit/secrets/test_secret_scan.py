@@ -1,7 +1,5 @@
 """The search for secrets finds each kind where it is planted, and nothing where there is none."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

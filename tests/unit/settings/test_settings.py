@@ -1,7 +1,5 @@
 """Settings: precedence, and errors that say what to correct."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

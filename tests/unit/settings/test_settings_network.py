@@ -1,7 +1,5 @@
 """Which network a command means: flags, variables, profiles, the devnet, in this order."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A recipe is named by its file, or by the name of one that comes with the software."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

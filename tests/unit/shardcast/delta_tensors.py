@@ -1,7 +1,5 @@
 """Safetensors files of any content, made by hand: numpy has no bfloat16, and some are unusual."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Small policies for the tests of shardcast."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path

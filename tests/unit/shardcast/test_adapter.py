@@ -1,7 +1,5 @@
 """Adapters as deltas: the merge is exact, and an adapter that does not fit has a named fault."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Deltas of whole versions: the files come back bit by bit, or a named error does."""
 
-from __future__ import annotations
-
 import io
 import random
 import tempfile

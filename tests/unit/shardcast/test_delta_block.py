@@ -1,7 +1,5 @@
 """Blocks of floats: bit-exact, the same bytes from both codecs, hostile ones refused by name."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Which way to a version takes fewer bytes, by hand-computed sums."""
 
-from __future__ import annotations
-
 import pytest
 
 from muster.protocol.errors import PolicyUnavailable

@@ -1,7 +1,5 @@
 """Publishing deltas: which versions get one, the broadcast, and how long files are kept."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

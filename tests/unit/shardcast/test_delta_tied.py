@@ -1,7 +1,5 @@
 """Models whose input and output embeddings are one tensor, published as deltas."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

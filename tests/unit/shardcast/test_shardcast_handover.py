@@ -1,7 +1,5 @@
 """A trainer's origin stays until relays hold the last version whole."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which relay continues a chunk that another left, and when an attempt counts as stalled."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from random import Random
 

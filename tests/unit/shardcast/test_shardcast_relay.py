@@ -1,7 +1,5 @@
 """A relay mirrors what the chain knows, whatever else an upstream announces, in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

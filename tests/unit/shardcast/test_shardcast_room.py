@@ -1,7 +1,5 @@
 """A relay's room takes only work that the chain names; a refusal says why."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

@@ -1,7 +1,5 @@
 """A relay that failed too often is asked again while others drip; one that lied is not."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from random import Random

@@ -1,7 +1,5 @@
 """Packages of third parties, as pip would have installed them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Admission: honest sets and verifiers pass, and each fault refuses a mutated twin."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

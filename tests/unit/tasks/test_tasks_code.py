@@ -1,7 +1,5 @@
 """Programs and predicted outputs: right, malformed, and undecided answers."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

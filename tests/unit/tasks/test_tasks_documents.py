@@ -1,7 +1,5 @@
 """Problems and task sets: round trips, and a refused mutation of every accepted form."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Environments answer any input, and the Python tool's replies depend little on the machine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import EntryPoint

@@ -1,7 +1,5 @@
 """A third party's package, installed as anyone would install it, without a change of ours."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Known hacks earn nothing: every one, against every verifier that it applies to."""
 
-from __future__ import annotations
-
 import pytest
 
 from muster.tasks import Graded, Problem, registry, verify

@@ -1,7 +1,5 @@
 """Other people's rows: read if they have one meaning, otherwise refused with a reason."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Judges: off unless a package and the recipe allow them; never proof of fraud."""
 
-from __future__ import annotations
-
 from importlib.metadata import EntryPoint
 
 import pytest

@@ -1,7 +1,5 @@
 """Task sets in files: opened lazily, the same as in memory, and hostile files refused cheaply."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

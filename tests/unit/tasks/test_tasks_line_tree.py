@@ -1,7 +1,5 @@
 """The tree over lines: compiled and plain Python agree, and a root binds every line's place."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st

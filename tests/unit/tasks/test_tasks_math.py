@@ -1,7 +1,5 @@
 """The math verifier: the table of intended answers, the exact path, limits, deadlines."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

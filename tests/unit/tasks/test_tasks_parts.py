@@ -1,7 +1,5 @@
 """Parts of a task set: ranges that its header names and its root binds."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """reasoning-gym's families that pass their self-check: made by seed and graded alike."""
 
-from __future__ import annotations
-
 import ast
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Attacks on the sandbox, played with the real one; skipped, with the reason, without one."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

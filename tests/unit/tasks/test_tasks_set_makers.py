@@ -1,7 +1,5 @@
 """Generated sets: toy families, and those that packages announce."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path

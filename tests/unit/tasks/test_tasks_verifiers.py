@@ -1,7 +1,5 @@
 """Verifiers: three states, never an exception, plug-ins by entry point."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Logs: one line per event, fields after the message, JSON on request."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -5,8 +5,6 @@ pip install --no-build-isolation --no-binary toploc toploc==0.1.6
 python tests/unit/toploc/generate_vectors.py
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 from pathlib import Path

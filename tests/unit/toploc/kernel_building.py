@@ -1,7 +1,5 @@
 """Compiling the kernel in tests, with the build hook's own compiler and flags."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -4,8 +4,6 @@ corpus.json keeps inputs that crash or fool the `toploc` library, some for each 
 and whatever fuzzing finds: add the input it prints, with the outcome that is right.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -3,8 +3,6 @@
 python sanitized_kernel.py LIBRARY ROUNDS
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The calibration document and the limits it applies."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Hidden states as bfloat16 patterns, and where chunks begin and end."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Arithmetic over GF(65497)."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st

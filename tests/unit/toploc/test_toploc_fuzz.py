@@ -1,7 +1,5 @@
 """No bytes crash, hang or confuse the verifier: everything parses or is refused by name."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

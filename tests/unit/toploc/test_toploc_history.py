@@ -1,7 +1,5 @@
 """The sequential test over a worker's submissions: its arithmetic, its error rates, its power."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Proofs that grow while decoding goes on."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

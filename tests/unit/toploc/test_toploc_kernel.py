@@ -1,7 +1,5 @@
 """The compiled kernel: the same bytes, figures and refusals as numpy."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 from concurrent.futures import ThreadPoolExecutor

@@ -3,8 +3,6 @@
 Each prover knows as much as it can without computing this submission's states.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

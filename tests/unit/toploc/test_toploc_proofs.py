@@ -1,7 +1,5 @@
 """Building and verifying proofs."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

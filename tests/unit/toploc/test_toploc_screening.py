@@ -1,7 +1,5 @@
 """Decoys: the claims of an honest proof, and of one that claims the same everywhere."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

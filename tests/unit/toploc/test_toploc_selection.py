@@ -1,7 +1,5 @@
 """Which entries a proof commits to, and under which modulus."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st

@@ -1,7 +1,5 @@
 """Byte equality with the reference library, and with Lagrange's formula in plain Python."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

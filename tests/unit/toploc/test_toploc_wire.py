@@ -1,7 +1,5 @@
 """Parsing of proofs: strict, and total."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st

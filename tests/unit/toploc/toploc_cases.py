@@ -4,8 +4,6 @@ Outliers of distinct magnitudes stand above the rest, so that no ties at the cut
 ambiguous and the `toploc` library's order of ties does not matter.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 

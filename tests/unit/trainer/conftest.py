@@ -1,7 +1,5 @@
 """A tiny base model, built once, and one torch thread."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -4,8 +4,6 @@ Where a loss stops a gradient, the reference uses the `held` log-probabilities, 
 not move.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

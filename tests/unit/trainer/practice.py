@@ -1,7 +1,5 @@
 """Training in one process: the demo's model and task, the real engine and learner, no network."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The demo's base model: the same bytes for a seed, loadable, right one time in three."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The end of a run: its owner closes it, or its last version is handed over."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable

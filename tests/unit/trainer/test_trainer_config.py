@@ -1,7 +1,5 @@
 """Recipes as TOML, the presets' figures, and settings."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

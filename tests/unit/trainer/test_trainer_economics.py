@@ -1,7 +1,5 @@
 """A run's parameters from a cheat's view, and the refusal of profitable ones."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

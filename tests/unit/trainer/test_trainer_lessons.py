@@ -1,7 +1,5 @@
 """Demonstrations for tiny models: right as often as planned, independent of the budget."""
 
-from __future__ import annotations
-
 import json
 import random
 from itertools import groupby

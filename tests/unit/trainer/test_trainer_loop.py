@@ -1,7 +1,5 @@
 """The flow: steps, publications, evaluations; and death at every moment in between."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import threading

@@ -1,7 +1,5 @@
 """Creating a run of several task sets: fitting parts, and refusals with their reasons."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Around the flow: keystores, errors of tasks, the compute thread, plans of new runs."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

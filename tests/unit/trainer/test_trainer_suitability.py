@@ -1,7 +1,5 @@
 """A run's documents fit together, or its creation names the one that does not fit."""
 
-from __future__ import annotations
-
 import re
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The connections of the flow: chain, orchestrator, engine and command line."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

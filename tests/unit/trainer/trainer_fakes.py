@@ -1,7 +1,5 @@
 """The trainer's surroundings in memory: a ledger, a file source, policy roots, submissions."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The state that outlives a trainer in a test, and a trainer that dies at a chosen moment."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Keystores: written ones open, altered ones do not, and no key leaks."""
 
-from __future__ import annotations
-
 import json
 import logging
 import pickle

@@ -1,7 +1,5 @@
 """Recovery words: published vectors, every wallet's account, and no word in any error."""
 
-from __future__ import annotations
-
 import stat
 from pathlib import Path
 

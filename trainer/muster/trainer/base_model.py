@@ -6,8 +6,6 @@ optimum reproduces that mixture: however long the warm-up, the model starts with
 and reinforcement learning has to find the right answers.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import re

@@ -1,7 +1,5 @@
 """Settings of the trainer process, and recipes written as TOML."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 

@@ -4,8 +4,6 @@ Collects the inputs of `muster.protocol.economics` from a recipe, a calibration,
 the deployment, and refuses a run whose parameters make cheating pay.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

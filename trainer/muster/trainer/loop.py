@@ -33,8 +33,6 @@ gradient computed; its first optimiser step waits until the tensors of version s
 checkpoint until that of version s is complete.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

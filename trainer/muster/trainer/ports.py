@@ -1,7 +1,5 @@
 """The trainer's ports to the outside: the training stream, files, the chain, figures."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Protocol

@@ -1,7 +1,5 @@
 """The trainer process: connects, restores, serves the origin, trains, stops cleanly."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

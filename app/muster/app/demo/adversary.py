@@ -6,8 +6,6 @@ Every kind is fraud by docs/protocol.md section 8: validators must detect it, an
 slash it.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The output of a demo: a live table on a terminal or a log line per change, and the report."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path

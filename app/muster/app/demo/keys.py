@@ -1,7 +1,5 @@
 """The accounts of a devnet, derived from a seed so that a demo repeats. Never for real money."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 

@@ -9,8 +9,6 @@ shows or checks.
     <folder>/files/       submissions         <folder>/state/       one folder per process
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Observes a demo at each source separately: chain, trainer, database, balances, audit."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import time

@@ -3,8 +3,6 @@
 It has the format of `runs/demo/report.json`; amounts in wei are decimal text.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

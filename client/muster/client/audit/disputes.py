@@ -3,8 +3,6 @@
 Pure. No event has the hash of a case's draw block: `observed` reads it with the contracts' state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 from muster.chain import ZERO_ADDRESS, CaseView

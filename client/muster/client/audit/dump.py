@@ -9,8 +9,6 @@ Logs, headers and receipts are as JSON-RPC gave them; header and receipts are nu
 written with --prove none. Reading is streamed; anything malformed is an EncodingError.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import zlib

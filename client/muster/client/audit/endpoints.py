@@ -6,8 +6,6 @@
 3. every further endpoint is asked for the same blocks and logs
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

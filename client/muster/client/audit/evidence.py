@@ -13,8 +13,6 @@ files does not matter, and several folders add up:
     *.zip                             evidence bundles, as `muster explain --save` writes them
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

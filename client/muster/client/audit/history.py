@@ -1,7 +1,5 @@
 """A chain's history, rebuilt from RPC endpoints or a dump, with checks of the source."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack

@@ -3,8 +3,6 @@
 Each of a million outcomes stays in the 56 bytes that were posted, and is parsed when it is read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace

@@ -7,8 +7,6 @@ into all earlier ones; the manifests of the earlier versions say which step cons
 Nobody checks that a step consumed as many records as it should have.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass

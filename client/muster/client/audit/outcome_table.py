@@ -3,8 +3,6 @@
 Rows are in batch order, batches in the order of their commitment. `_N` is one value per row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

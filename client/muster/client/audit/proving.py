@@ -6,8 +6,6 @@ block's hash fixes its events. No hash tells whether the block is on the chain t
 follows: that takes a second endpoint, or a hash known from elsewhere.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 

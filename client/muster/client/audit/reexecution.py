@@ -9,8 +9,6 @@
    hidden states
 """
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 from collections import Counter

@@ -4,8 +4,6 @@ No orchestrator, relay or validator is asked. The facts that the verdict rests o
 chain. With --offline they come from the bundle, and are printed so that people can compare them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 from contextlib import ExitStack

@@ -5,8 +5,6 @@ member of that run, and takes the share in the terms under which the work was co
 slashed on the bench for a vote that it did not cast.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator
 

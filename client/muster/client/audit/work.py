@@ -3,8 +3,6 @@
 Pure. Results that the ledger contract computed are not trusted but derived from the records.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

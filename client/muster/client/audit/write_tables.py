@@ -6,8 +6,6 @@ hashes and addresses are `0x` hexadecimal; times are Unix seconds of the chain's
 that does not apply is null (empty in CSV).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path

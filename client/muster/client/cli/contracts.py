@@ -1,7 +1,5 @@
 """`muster contracts`: deploy a network's contracts, verify them, show them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from pathlib import Path

@@ -4,8 +4,6 @@ Every account takes its seat itself: a validator after an invitation by the run'
 the whole network. Both commands first print what the account can lose, and to whom.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path

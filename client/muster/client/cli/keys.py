@@ -10,8 +10,6 @@ For a rotation the new node signs its consent, and the worker sends it. Afterwar
 signatures of the old key can still cost stake.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import secrets

@@ -1,7 +1,5 @@
 """Shared by the commands: flags, the keystores and accounts they name, the start of a process."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar

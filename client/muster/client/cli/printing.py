@@ -3,8 +3,6 @@
 stdout is for data. A piped table keeps its columns, so that `cut` and `grep` work on it.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping, Sequence

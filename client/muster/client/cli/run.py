@@ -5,8 +5,6 @@ command prints its effect on the run, the time of that effect and the cost of th
 and sends. With --dry-run it sends nothing, and needs no password.
 """
 
-from __future__ import annotations
-
 import asyncio
 import textwrap
 from collections.abc import Awaitable, Callable, Mapping

@@ -3,8 +3,6 @@
 `muster.client.stake` describes what each does, and sends the transactions.
 """
 
-from __future__ import annotations
-
 import asyncio
 from functools import partial
 from pathlib import Path

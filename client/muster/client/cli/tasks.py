@@ -1,7 +1,5 @@
 """`muster tasks list | show | sample | check | import | pack | publish`: sets and their graders."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path

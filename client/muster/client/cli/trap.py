@@ -4,8 +4,6 @@ For run owners and others with a staked worker to spare. A plan is committed to 
 worker follows it, and the report proves what verdicts the validators gave.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

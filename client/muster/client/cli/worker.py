@@ -4,8 +4,6 @@
 node's heartbeats and for work that is not on chain yet.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterator

@@ -11,8 +11,6 @@ and the new ones. The new files wait under other names until `export.json` names
 decides which files are the data set's, also after a kill between two renames.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence

@@ -9,8 +9,6 @@ another reply.
     {"place":3,"proofs":["…"],"row":0,"text":"{\"score\": 80}","tokens":[…]}
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice

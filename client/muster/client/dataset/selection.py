@@ -6,8 +6,6 @@ higher reward), `contaminated`, `duplicate`, and `enough` (its problem already h
 number of rows).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

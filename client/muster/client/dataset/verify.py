@@ -4,8 +4,6 @@ The ledger proves which submissions of which workers were accepted, and the hash
 available file proves its rows. Rows whose file is not available are reported as open, not as right.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, replace

@@ -3,8 +3,6 @@
 Pure. `muster.client.disputes.claims` opens and settles cases, `muster explain` shows them.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Uses the same pure checks as a validator, with the facts of the block that committed the batch.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 It prints one line per question, with a figure and advice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum

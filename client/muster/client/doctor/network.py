@@ -2,8 +2,6 @@
 is the RPC endpoint at the chain's head, is the run open, and may this worker take part?
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence

@@ -19,8 +19,6 @@ A vote is decided once and never changed: another decision on the same case woul
 that nobody can reveal, which costs stake. The progress of a vote is on chain.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

@@ -4,8 +4,6 @@ Sources are not trusted: documents, files and policies have their hashes on chai
 submissions are signed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

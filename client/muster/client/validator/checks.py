@@ -6,8 +6,6 @@ those types. `muster.client.validator.judging.examine` calls them by their numbe
 that reply to completions or run them: there 6 and 7 come before the replies of 3, before 4 and 5.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar

@@ -3,8 +3,6 @@
 Pure except for the engine; runs off the event loop.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -13,8 +13,6 @@ waits for an unavailable file, policy or orchestrator, without harm to any worke
 the orchestrator does not have for long counts as missing.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -2,8 +2,6 @@
 did, and makes sure that its outcomes get on chain.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 

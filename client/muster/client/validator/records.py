@@ -9,8 +9,6 @@ Evidence is everything that a third party needs to re-run a verdict, one folder 
 <state>/evidence/<file hash>/<batch id>-<position>.json
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import deque

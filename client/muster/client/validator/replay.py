@@ -5,8 +5,6 @@ Axes: T completion tokens; N those that the model sampled, at `sampled_places`: 
 environment were not sampled; S shares of a row in fingerprinted blocks.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ While it fails, the validator signs nothing, logs this, and pauses slashing on c
 repeated until it passes. Knows nothing of the content of batches.
 """
 
-from __future__ import annotations
-
 import logging
 import secrets
 import time

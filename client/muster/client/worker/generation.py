@@ -1,7 +1,5 @@
 """The rollouts of a ticket: derive, sample, grade, check. Knows no network, disk, key or chain."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """A worker's journal of signatures: only one file per slot is ever signed, despite crashes."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import threading

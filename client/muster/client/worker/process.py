@@ -2,8 +2,6 @@
 beside it, the duty for silence of the run.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence

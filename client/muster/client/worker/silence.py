@@ -13,8 +13,6 @@ follows from the chain and the journal alone, so a killed worker can resume. At 
 submission, and gas, are at risk; both belong to the node.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

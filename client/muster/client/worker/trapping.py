@@ -5,8 +5,6 @@ strike, so that the right verdict is Rejected and the worker loses only its pay.
 spoiling the sample fails the checks, the file stays honest, and is noted as such.
 """
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 This module has the tables that events fill and queries read.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from muster.chain.abi import Event

@@ -2,8 +2,6 @@
 before a jury, from the first claim to fees and fines.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from muster.chain.abi import Event

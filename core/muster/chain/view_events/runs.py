@@ -1,7 +1,5 @@
 """Events of runs: their policies, seats, roles, terms and pauses, and their money."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from muster.chain.abi import Event

@@ -1,7 +1,5 @@
 """Events of workers and jurors: registration, membership, status and stake."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from muster.chain.abi import Event

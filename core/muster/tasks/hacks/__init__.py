@@ -5,8 +5,6 @@ Each must score 0 under a careful verifier, for any problem that it does not hap
 place where it does not count as an answer.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from functools import cache

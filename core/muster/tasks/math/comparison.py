@@ -4,8 +4,6 @@ Equality is symmetric and three-valued: pairs of expressions that are not decide
 and the result is unknown only if it depends on them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator
 

@@ -4,8 +4,6 @@ A limit of CPU time decides what is too hard, because it hardly depends on a mac
 wall-clock deadline protects the caller: a comparison that it cuts off is undecided.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import queue

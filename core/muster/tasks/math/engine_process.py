@@ -7,8 +7,6 @@ the loaded state, does the work, and is killed when it reaches a limit: forking 
 millisecond. The parent never parses an answer itself, so no answer can block it.
 """
 
-from __future__ import annotations
-
 import errno
 import gc
 import importlib

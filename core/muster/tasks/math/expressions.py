@@ -6,8 +6,6 @@ where either is not a real number are skipped. Expressions without values (relat
 matrices) are compared by math-verify itself.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -4,8 +4,6 @@ All limits are on the text alone, so that every machine refuses the same express
 room for answers that people write; a gold answer beyond them is not admitted.
 """
 
-from __future__ import annotations
-
 import re
 
 MAX_DIGITS = 64

@@ -4,8 +4,6 @@ Beyond ASCII only signs of a fixed list are read. A look-alike (a full-width dig
 letter) is not among them, so it equals nothing.
 """
 
-from __future__ import annotations
-
 import re
 from fractions import Fraction
 

@@ -8,8 +8,6 @@ closed, there is no answer.
 3. The rest is compared by math-verify, in a process that may be killed.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from fractions import Fraction

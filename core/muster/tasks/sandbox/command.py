@@ -1,7 +1,5 @@
 """The command line that starts a program in the sandbox, layer by layer, and the limits in it."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

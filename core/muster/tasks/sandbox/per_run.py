@@ -9,8 +9,6 @@ it. The kernel frees the socket when its process ends, however it ends, so the p
 machine share the ids without a file.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import pwd

@@ -1,7 +1,5 @@
 """The self-test's attacks: runs inside the sandbox and reports which ones succeed."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -6,8 +6,6 @@ them. Expected outputs must never be part of a job. As the first process of its 
 receives no signal from the program.
 """
 
-from __future__ import annotations
-
 import base64
 import builtins
 import json

@@ -1,7 +1,5 @@
 """Runs a job in the sandbox: starts it, feeds it, reads up to the caps, kills all its processes."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import json

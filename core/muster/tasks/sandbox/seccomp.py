@@ -7,8 +7,6 @@ and this filter is an additional one. A program cannot lower its priority either
 deadline a busy machine must be told from a program that waits.
 """
 
-from __future__ import annotations
-
 import errno
 import platform
 import struct

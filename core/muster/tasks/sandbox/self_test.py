@@ -2,8 +2,6 @@
 program runs if an attack succeeds.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -3,8 +3,6 @@
 Reads the file of `make bench-redteam`. Only counts are used: intervals are computed here.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Sequence

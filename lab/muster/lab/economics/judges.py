@@ -5,8 +5,6 @@ the protocol and never get a share of what they slash, so all that they can gain
 or are bribed with.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from muster.protocol.economics import MAX_STAKE, PPM, WorkerTerms, least

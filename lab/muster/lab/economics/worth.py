@@ -3,8 +3,6 @@
 Pure. It extends `muster.protocol.economics` and uses its units and signs.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

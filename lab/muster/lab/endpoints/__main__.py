@@ -6,8 +6,6 @@ Its chain is reorganised, so all processes wait for as many confirmations. Exits
 promise is not kept.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from contextlib import AsyncExitStack, suppress

@@ -6,8 +6,6 @@ or missing; the newest logs are not served yet; `pending` is ignored; fees jump;
 reorganised.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import Counter

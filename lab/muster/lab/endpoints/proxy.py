@@ -15,8 +15,6 @@ separately. `proxy.asked` counts the calls by method, `proxy.http_requests` the 
 including failed ones.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter

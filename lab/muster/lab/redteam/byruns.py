@@ -5,8 +5,6 @@ Nothing is random, so each defence holds or not. This module describes the attac
 outcomes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from muster.lab.redteam.contracts import results_of

@@ -4,8 +4,6 @@ The numbers are those of the project's survey of networks of this kind; docs/sec
 is made of this and of the last full run.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from muster.lab.redteam import (

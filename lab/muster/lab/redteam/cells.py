@@ -5,8 +5,6 @@ within one run. A panel holds the cells of one submission: one way of a worker w
 of validators, since a submission has several judges in a network too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd, sqrt

@@ -3,8 +3,6 @@
 Nothing here is about a model: the work itself is honest, and somebody did it.
 """
 
-from __future__ import annotations
-
 import io
 import time
 from collections.abc import Callable

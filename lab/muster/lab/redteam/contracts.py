@@ -7,8 +7,6 @@ and how a run of forge becomes trials: one per fuzz run, each with random parame
 fuzz seed for every 64 runs.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 from functools import cache

@@ -7,8 +7,6 @@ bfloat16, and samples at a temperature at which the model is unsure. If the cali
 wide tokens, one submission shows a worker that uses the whole margin.
 """
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from random import Random

@@ -4,8 +4,6 @@ Each trial measures a profit over honest work in prices of a unit, with the run'
 caps and calibration.
 """
 
-from __future__ import annotations
-
 from random import Random
 
 from muster.app.demo.local_network import PARAMETERS

@@ -4,8 +4,6 @@ Validators derive or recompute prompts, problems, proofs, rewards and groups; ea
 some of them. The honest rollouts underneath are real.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace

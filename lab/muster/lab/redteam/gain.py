@@ -6,8 +6,6 @@ one submission, per unit): honest work brings r - c, cheating (1 - q) r - q L - 
 difference is s c - q (r + L). The competitive market is the worst case: c = r.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 PPM = 1_000_000

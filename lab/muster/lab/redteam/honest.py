@@ -9,8 +9,6 @@ rejected if any of its judges takes it for dishonest. Judgements are also counte
 bound, because those of one submission concern the same rollouts.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections import Counter

@@ -6,8 +6,6 @@ Colluding validators accept their worker's forgery; honest ones find fraud, and 
 accepted. Profits are the coalition's, in prices of a unit, at the stakes of `make demo`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from random import Random
 

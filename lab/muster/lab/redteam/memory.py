@@ -2,8 +2,6 @@
 check of answers.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import tempfile

@@ -3,8 +3,6 @@
 The hook is `generate`; the models are those that calibration compares with the policy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from random import Random
 from typing import Any

@@ -10,8 +10,6 @@ On a busy machine a session may get a tenth of a CPU and be ten times slower, so
 right. Instead the session's own CPU time since the last progress is limited.
 """
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 import time

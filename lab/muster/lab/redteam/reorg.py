@@ -4,8 +4,6 @@ A real chain is reorganised to random depths between random events; a reader tha
 have the same view as one that reads it for the first time.
 """
 
-from __future__ import annotations
-
 from contextlib import AsyncExitStack
 from random import Random
 

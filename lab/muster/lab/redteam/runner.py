@@ -3,8 +3,6 @@
 A trial's randomness follows from (attack, variant, number, seed), so any line can be played again.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence

@@ -5,8 +5,6 @@ the verifier's, every length and ending is allowed. Only the replay of the sampl
 rule of endings (check 5), can detect them. Axes: V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random

@@ -4,8 +4,6 @@ A real fetcher meets a relay that lies, with or without an honest one beside it.
 when no wrong bytes are ever loaded: the fetch yields the published bytes, or nothing at all.
 """
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Callable

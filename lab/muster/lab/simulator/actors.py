@@ -1,7 +1,5 @@
 """The participants: the production loops, and adversaries that differ from them by one method."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from dataclasses import dataclass, field, replace

@@ -5,8 +5,6 @@ other blocks or refused. The state always equals a replay of the standing blocks
 transaction leaves no trace.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable

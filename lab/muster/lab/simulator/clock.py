@@ -4,8 +4,6 @@ Coroutines run on it unchanged. There are no threads: their work runs at once an
 time, so that one seed gives one history. Hours of a network pass in seconds.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import selectors

@@ -6,8 +6,6 @@ party acts as its client does, and capital bought a share of the network's bench
 many cases before juries that are drawn as on chain; dishonest jurors vote as the coalition wants.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from random import Random

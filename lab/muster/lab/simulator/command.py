@@ -1,7 +1,5 @@
 """`muster simulate`: plays a network in virtual time, and prints its cost and its invariants."""
 
-from __future__ import annotations
-
 import logging
 import re
 from pathlib import Path

@@ -4,8 +4,6 @@ The model's names become real addresses, its files real hashes, and its symbolic
 leaves, signatures) are computed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any

@@ -4,8 +4,6 @@
 orchestrator.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections import Counter

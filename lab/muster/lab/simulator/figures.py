@@ -1,7 +1,5 @@
 """What a simulated network cost and how long things took, as numbers."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The beginning of a simulated network: the run's terms, and everyone's money, stake and seat."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from muster.chain import RunConfig, RunTerms

@@ -1,7 +1,5 @@
 """Invariants of every simulated network. Each function raises AssertionError."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Replacements for relays, the decoder's process and the model."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import random

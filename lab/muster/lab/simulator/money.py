@@ -1,7 +1,5 @@
 """The books of a simulated chain: whether they balance, and everyone paid at the end."""
 
-from __future__ import annotations
-
 import asyncio
 from functools import partial
 

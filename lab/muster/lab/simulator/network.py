@@ -10,8 +10,6 @@ their number and the failures; `simulate` plays it and returns a `World` to exam
     here       blocks, followers of the chain, the trainer, and the end
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import tempfile

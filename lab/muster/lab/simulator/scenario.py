@@ -1,7 +1,5 @@
 """Scenarios: participants, their behaviour, failures, and the run's rules."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from muster.lab.simulator.actors import Conduct, Judging

@@ -1,7 +1,5 @@
 """The participants of a simulated network, and its state after a simulation."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from collections import Counter

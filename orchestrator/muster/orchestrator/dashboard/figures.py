@@ -4,8 +4,6 @@ Names are those of docs/reference/metrics.md. Evaluations are drawn over the pol
 they measured, which is the training step that made it.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect
 from collections import Counter

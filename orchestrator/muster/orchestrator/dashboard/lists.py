@@ -4,8 +4,6 @@ Lists without a verdict filter come from the database, in order of upload; those
 the chain, in order of judgement. The cost of a page does not grow with the list.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Renders pages: no build step, no external resource, readable without JavaScript."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

@@ -3,8 +3,6 @@
 A visitor's input is parsed once, here; malformed input is answered with an error page.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 

@@ -6,8 +6,6 @@ prints one JSON array of samples. The Parquet library aborts on some damaged fil
 may be unknown to the tokenizer: a crash ends only this process.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Sequence

@@ -8,8 +8,6 @@ base model's tokenizer.json. As with everything that workers load, it must match
 root is on chain.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

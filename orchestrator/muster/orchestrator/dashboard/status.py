@@ -1,7 +1,5 @@
 """The run's status: all of `/v1/status`, and on every page, which adds its own (`routes.py`)."""
 
-from __future__ import annotations
-
 import asyncio
 import heapq
 import time

@@ -1,7 +1,5 @@
 """The trainer's figures by step, kept only for display."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from typing import Any

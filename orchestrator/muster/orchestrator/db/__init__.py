@@ -14,8 +14,6 @@ Reads see committed data; changes are transactions:
 A failed database raises StorageError, a refused row RowError.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TypeAlias
 

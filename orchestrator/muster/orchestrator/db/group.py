@@ -8,8 +8,6 @@ When the database refuses rows, a binary search finds them, and only they are re
 is then refused for a while, because the search delayed the others.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -7,8 +7,6 @@ When a database is unreachable, all requests fail until it is back. When it refu
 owner of the row gets an error; others must not wait.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields

@@ -7,8 +7,6 @@ Statements run on the event loop: writers do not sync or checkpoint, so a write 
 which is faster than waking a thread. Only statements that may read many rows run in a thread.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Mapping

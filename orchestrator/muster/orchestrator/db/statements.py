@@ -3,8 +3,6 @@
 Those of leases and uploads read only an index.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

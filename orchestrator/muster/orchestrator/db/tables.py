@@ -4,8 +4,6 @@ They are created in an empty database and never migrated: a release with other t
 needs an empty database, which is rebuilt from the chain and the files folder.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from sqlalchemy import (

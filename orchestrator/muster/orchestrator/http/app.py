@@ -2,8 +2,6 @@
 of them: quotas per network address, metrics of requests, security headers.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass

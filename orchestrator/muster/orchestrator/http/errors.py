@@ -3,8 +3,6 @@
 The 401 codes of signed requests are in `muster.api.signing`.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable

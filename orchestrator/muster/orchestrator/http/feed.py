@@ -1,7 +1,5 @@
 """The status feed: sends every listener the newest status, in bounded memory."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator

@@ -1,7 +1,5 @@
 """Routes for nodes: heartbeats, leases, uploads, and the state of submissions."""
 
-from __future__ import annotations
-
 import json
 from contextlib import aclosing
 

@@ -4,8 +4,6 @@ Bodies are read against limits and signatures before they are parsed, so FastAPI
 nor the headers of signed requests; both are added here, with examples and the one form of errors.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from fastapi import FastAPI

@@ -1,7 +1,5 @@
 """Public routes: the run, its documents and status, and the figures of trainer and process."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 

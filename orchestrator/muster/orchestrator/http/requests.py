@@ -5,8 +5,6 @@ in chunks, within its size limit, its deadline and its signer's space, and must 
 hash. The identity of a caller is the address recovered from the signature, never a field of a body.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing

@@ -5,8 +5,6 @@ replicas the database decides. Nonces are kept longer than their requests are va
 `muster.api.signing`. Roles come from the chain: nodes of active workers, validators, the trainer.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import deque
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Routes for validators, jurors and the trainer: batches, outcomes, proofs of checking, files."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response

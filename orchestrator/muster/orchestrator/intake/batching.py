@@ -6,8 +6,6 @@ keeps the transaction from being sent twice. So a crash at any point neither los
 reorders a submission.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import time

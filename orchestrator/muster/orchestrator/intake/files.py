@@ -9,8 +9,6 @@ transactions.sqlite3                     journal of sent transactions, owned by 
                                          the folder even if the files are in a bucket
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

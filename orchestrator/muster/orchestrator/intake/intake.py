@@ -5,8 +5,6 @@ refused, and its worker is slashed for it once one of the two is judged: `double
 signatures, and `muster.orchestrator.loop.report` takes them to the court of faults.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence

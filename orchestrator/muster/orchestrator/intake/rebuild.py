@@ -6,8 +6,6 @@ lost with the database; their nodes request new ones. Second signatures come fro
 folder; the chain says which of them were reported.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable
 

@@ -6,8 +6,6 @@ batch, jurors may need it until they can no longer be called and the batch is vo
 kept, so a deleted file's submission and outcome are still known.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass

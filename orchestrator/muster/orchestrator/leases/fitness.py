@@ -15,8 +15,6 @@ The allowance is a pure function of the worker's leases and submissions and of t
 it is stored, so every replica and every restart computes the same, whichever nodes the worker had.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -11,8 +11,6 @@ whose outcomes are not final. The ledger does not count them, so only tickets bo
 worker lets many tickets lapse, these count too, as if it had filled them.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ This module decides when to pause, and publishes the evidence. When the failures
 resumes by itself.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections import Counter, defaultdict

@@ -5,8 +5,6 @@ arrive before the outcomes are on chain and stays secret until then; the fingerp
 reports of other validators about them are kept, so that anybody can verify them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -5,8 +5,6 @@ both signatures are kept. Posted records are compared with what their batch hold
 `muster.chain.doubles` says what each proves.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

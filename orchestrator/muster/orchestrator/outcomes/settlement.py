@@ -6,8 +6,6 @@ Step 10 of one rollout, for fraud; honest workers claim their reward themselves.
 these transactions; the orchestrator does it for the network.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

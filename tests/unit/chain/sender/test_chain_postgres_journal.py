@@ -1,7 +1,5 @@
 """The journal's rules in PostgreSQL, and what happens to a sender that lost its lock."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

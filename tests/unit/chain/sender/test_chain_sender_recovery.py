@@ -1,7 +1,5 @@
 """The sender after crashes, cancelled callers, forgetful nodes and reorganisations."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from chain_fakes import History, address
 from chain_histories import (

@@ -1,7 +1,5 @@
 """The audit's pure parts: columns, leaves, tries, dumps; each against a slower second way."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import Counter

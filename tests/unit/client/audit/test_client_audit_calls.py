@@ -3,8 +3,6 @@
 Seven validators, a quorum of two, outcomes due after 80 s: a timeout is 10 s at most.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

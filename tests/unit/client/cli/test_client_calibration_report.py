@@ -1,7 +1,5 @@
 """The table of a calibration fits a screen, and shows the worst of every kind."""
 
-from __future__ import annotations
-
 import io
 
 from rich.console import Console

@@ -1,7 +1,5 @@
 """The commands: their flags are frozen, heavy libraries stay out, errors say what to do."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """`muster init`: words before keys, keys never overwritten, nothing shown twice."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

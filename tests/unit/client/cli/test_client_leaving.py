@@ -1,7 +1,5 @@
 """The texts shown before anybody signs: possible losses, and how stake comes back."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any

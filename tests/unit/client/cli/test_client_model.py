@@ -1,7 +1,5 @@
 """The card of a fetched model, and the changes of its folder that contradict the chain."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace

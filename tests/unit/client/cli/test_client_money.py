@@ -1,7 +1,5 @@
 """Stake and rewards: signatures, costs and claims."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

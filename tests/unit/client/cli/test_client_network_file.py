@@ -1,7 +1,5 @@
 """NETWORK.toml: known keys are read, everything else is refused by name and reason."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`muster network` while the current network is not there."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Amounts, times and sizes in the form for people."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

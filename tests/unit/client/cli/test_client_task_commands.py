@@ -1,7 +1,5 @@
 """`muster tasks`: output, files and exit code of each command."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

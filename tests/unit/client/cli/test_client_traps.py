@@ -1,7 +1,5 @@
 """Traps: exactly one strike, recorded before it is signed, scored by the signers' outcomes."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

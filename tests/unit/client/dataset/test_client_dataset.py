@@ -1,7 +1,5 @@
 """Data sets: which rows they hold, how they grow, and what a check finds."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import hashlib

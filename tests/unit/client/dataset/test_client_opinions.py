@@ -1,7 +1,5 @@
 """`muster data judge`: replies about the rows that a judge graded are written and checked."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

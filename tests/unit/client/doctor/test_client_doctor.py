@@ -1,7 +1,5 @@
 """The doctor: its statistics, the memory that a policy needs, the self-proof."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

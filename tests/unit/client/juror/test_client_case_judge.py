@@ -1,7 +1,5 @@
 """A juror's judge: its ruling about the work that sources show, even if they lie."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ Each cheat has an honest twin that must pass. The policy is a hash, so nothing i
 chance; rates on real models are `make bench-forgers` and the calibrations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 

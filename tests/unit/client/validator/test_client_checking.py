@@ -1,7 +1,5 @@
 """Proof of checking at a validator: fingerprints kept, proofs compared, liars found."""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import replace
 from pathlib import Path

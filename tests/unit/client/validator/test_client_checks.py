@@ -1,7 +1,5 @@
 """The seven checks: an honest submission passes, a mutated twin fails for every named reason."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

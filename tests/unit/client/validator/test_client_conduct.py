@@ -1,7 +1,5 @@
 """Check 7 over a worker's submissions: a bias within the margin is a strike, then fraud."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The isolated decoder: hostile files never reach the validator's own process."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import signal

@@ -1,7 +1,5 @@
 """Completions of several turns: played by workers, followed by validators, and cheating twins."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A validator without memory, disk or processes judges nothing; once it has them, it judges all."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """Files that the orchestrator does not show come from relays and workers' sources."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A validator judges a known good submission, and signs nothing while this fails."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Which batches a validator judges: those it is called for, and re-audits."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The validator's loop: honest batches, lying orchestrators, outages, no equivocation."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import json

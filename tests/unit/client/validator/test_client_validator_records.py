@@ -1,7 +1,5 @@
 """A validator's records: signed outcomes, used slots, evidence."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

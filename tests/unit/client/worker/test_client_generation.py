@@ -1,7 +1,5 @@
 """The assignment of a ticket, its rollouts, and the documents that it depends on."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

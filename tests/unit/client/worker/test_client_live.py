@@ -1,7 +1,5 @@
 """The live view: every figure of a worker in its place, strangers' words harmless."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from io import StringIO

@@ -1,7 +1,5 @@
 """A worker's check of its own work before it signs."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Iterator

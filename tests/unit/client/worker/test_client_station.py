@@ -1,7 +1,5 @@
 """Loops that share an engine: its policy, their order, and hopeless tickets."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

@@ -3,8 +3,6 @@
 The real client over HTTP, the real loop; only the other side lies.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

@@ -1,7 +1,5 @@
 """A worker when the world fails: full disks, sleeping machines, kills, policies that move on."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import json

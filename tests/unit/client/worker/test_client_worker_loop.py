@@ -1,7 +1,5 @@
 """The worker's loop: honest work, hostile tickets, outages, restarts, exclusion."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The dashboard in a real Chromium: every page, three looks, and visitors' actions."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Prometheus: gauges have the present values, and alerts and Grafana use existing names."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

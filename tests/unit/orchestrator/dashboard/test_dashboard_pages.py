@@ -1,7 +1,5 @@
 """The dashboard over HTTP: content, refusals and cost of pages."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Samples become text without settings: with the verified tokenizer of origin and relays."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """The things that texts name: one table for the command line and the dashboard's search."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The database: its queries in SQLite and PostgreSQL, and bad database files."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Statements: their parameters, refusals, and the indexes that answer them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

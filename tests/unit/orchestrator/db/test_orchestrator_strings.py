@@ -1,7 +1,5 @@
 """Values that a database cannot hold: refused in requests, else only their row fails."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Simultaneous requests are served together, and each is answered."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The owner's socket: off by default, for one user, and not reachable over the network."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

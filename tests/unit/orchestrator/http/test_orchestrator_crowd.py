@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from hypothesis import given, strategies as st
 
 from muster.orchestrator.http.crowd import Crowd, place_of

@@ -4,8 +4,6 @@ Half of them are signed by an account with the route's role, so that they pass t
 Every answer must be as the document says, and every error must have the one form of errors.
 """
 
-from __future__ import annotations
-
 import asyncio
 import warnings
 from pathlib import Path

@@ -4,8 +4,6 @@ The server is one process with tight limits for all tests; attackers come from o
 addresses than the honest client, so that both limits, of all and of one address, are met.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

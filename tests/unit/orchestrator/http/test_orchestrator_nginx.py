@@ -1,7 +1,5 @@
 """The ready-made configuration in a real nginx with TLS."""
 
-from __future__ import annotations
-
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager

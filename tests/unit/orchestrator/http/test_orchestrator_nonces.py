@@ -1,7 +1,5 @@
 """Nonces outlive restarts and databases. Edges of signed requests have a table of their own."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from pathlib import Path

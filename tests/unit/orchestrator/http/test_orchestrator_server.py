@@ -1,7 +1,5 @@
 """The application behind a real socket, and the command line."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import subprocess

@@ -5,8 +5,6 @@ itself
 is tested in tests/unit/api/test_api_signing.py; here nonces, clock and roles take part.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field

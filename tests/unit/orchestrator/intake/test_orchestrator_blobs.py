@@ -1,7 +1,5 @@
 """Files in a folder and in S3-compatible storage: the same promises."""
 
-from __future__ import annotations
-
 import itertools
 import urllib.request
 from collections.abc import Iterator

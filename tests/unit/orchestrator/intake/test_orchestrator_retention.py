@@ -1,7 +1,5 @@
 """Files are deleted when nobody can need them, and not before."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 

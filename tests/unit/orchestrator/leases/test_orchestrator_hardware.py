@@ -1,7 +1,5 @@
 """Machines: reports are signed, requirements hold leases back, claims of speed are timed."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 The run has 48 tickets out at once, as many as three steps of 16 submissions take.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """The life cycle of workers: the state that chain and heartbeats give, and what follows from it."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Scarce tickets are shared by free collateral, and no request is queued."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

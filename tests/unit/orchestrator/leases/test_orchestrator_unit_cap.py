@@ -1,7 +1,5 @@
 """No worker gets more work than its stake covers, or work that the run cannot pay for."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Proofs of checking at the orchestrator: commitments first, fingerprints after, reports signed."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from typing import Any

@@ -4,8 +4,6 @@ Two worlds differ only in the outcomes that the first validator signed. The othe
 the same answers in both, whatever it asks.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

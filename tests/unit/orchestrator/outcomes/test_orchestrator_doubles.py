@@ -1,7 +1,5 @@
 """A double signer is reported to the court once, and nobody else is."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Neither the machine's load nor what else the process has in memory changes them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

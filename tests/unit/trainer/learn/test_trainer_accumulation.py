@@ -1,7 +1,5 @@
 """A micro-batch's gradient: the same in one pass as by recomputing, for every loss."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args

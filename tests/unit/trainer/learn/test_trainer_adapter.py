@@ -1,7 +1,5 @@
 """Training an adapter: moved weights, published files, and resumption."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Rewards and advantages against hand-computed numbers, and properties of all kinds."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import fields, replace
 from typing import Any, get_args

@@ -1,7 +1,5 @@
 """Packed attention: the gradients of sequences that are alone in their rows, for many models."""
 
-from __future__ import annotations
-
 import copy
 import logging
 from typing import Any

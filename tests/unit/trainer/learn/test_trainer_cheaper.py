@@ -1,7 +1,5 @@
 """Parts of a model in their cheaper form give the model's own results."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, get_args

@@ -2,8 +2,6 @@
 here, and processes in `tests/integration/trainer/test_trainer_ranks.py`.
 """
 
-from __future__ import annotations
-
 import copy
 import threading
 from collections.abc import Callable

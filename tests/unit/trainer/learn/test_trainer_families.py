@@ -1,7 +1,5 @@
 """Architectures: dense families have the gradient of whole logits, experts are refused."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A training step: deterministic, invariant to micro-batches, moved by each of its terms."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Chunked log-probabilities and entropies against the full softmax in double precision."""
 
-from __future__ import annotations
-
 import weakref
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Every loss against hand-computed numbers and a slow reference written a second way."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import get_args

@@ -1,7 +1,5 @@
 """Mismatch: a policy's own samples fit it, others do not, and NaN fits no policy."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping

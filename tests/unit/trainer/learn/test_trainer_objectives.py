@@ -3,8 +3,6 @@
 Each test is a defect of the code that INTELLECT-2 ran (docs/losses.md lists them), turned around.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An optimiser with a short state, or one in a file: torch's AdamW in less memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

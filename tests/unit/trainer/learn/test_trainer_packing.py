@@ -1,7 +1,5 @@
 """Micro-batches: every token once, within the budget, and prompts once per micro-batch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Forward passes: behaviour policies, the shorter number format, and skipped work."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any, get_args

@@ -1,7 +1,5 @@
 """The step of supervised fine-tuning: its loss, its gradient and its rate, written a second way."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`muster trainer bench`: a step of synthetic rollouts, and the number of workers it needs."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

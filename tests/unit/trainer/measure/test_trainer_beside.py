@@ -1,7 +1,5 @@
 """Evaluation beside training: which versions, in which order, once."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Evaluation: pass@k against counting, intervals against simulation, budgets by hand."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Sequence

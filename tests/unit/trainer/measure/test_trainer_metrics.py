@@ -1,7 +1,5 @@
 """Every figure has its name and unit in one place, and reaches log, Prometheus and W&B."""
 
-from __future__ import annotations
-
 import math
 import re
 import subprocess

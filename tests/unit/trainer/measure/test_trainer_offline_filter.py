@@ -1,7 +1,5 @@
 """The offline filter: kept problems and records, which a kill does not change."""
 
-from __future__ import annotations
-
 import json
 import logging
 import signal

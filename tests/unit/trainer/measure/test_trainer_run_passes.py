@@ -1,7 +1,5 @@
 """Pass rates from accepted rollouts: counted samples, and refusals."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A model's operations equal torch's count; time is counted for the right phase."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

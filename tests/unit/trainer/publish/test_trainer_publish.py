@@ -1,7 +1,5 @@
 """Publication: chunks before the root, exactly once with any chain; and resumption."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

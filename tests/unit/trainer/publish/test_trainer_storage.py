@@ -1,7 +1,5 @@
 """Policies and metrics on disk: complete or absent, and the right ones."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Checkpoints: complete or absent, the right one, the previous one if the newest is damaged."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,7 +1,5 @@
 """The reactions to alarms: none, an end, or a new version with old weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Alarms on trajectories: those that learn raise none, the documented collapse and its end do."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator

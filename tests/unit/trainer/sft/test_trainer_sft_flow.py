@@ -1,7 +1,5 @@
 """From a data set to a base model: the same bytes after a kill, and the lineage."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Rows of a data set as tokens: rendering, rows that are left out, and the order."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Sites that train one policy apart: the outer step, the exchange, losses and new arrivals."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import threading

@@ -3,8 +3,6 @@
 What is trained on afterwards is compared with a trainer that never saw the bad input.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

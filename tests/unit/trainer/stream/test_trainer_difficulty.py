@@ -1,7 +1,5 @@
 """Pass rates and pools: a problem's rate, and when the problem is set aside."""
 
-from __future__ import annotations
-
 from statistics import fmean
 
 import pytest

@@ -1,7 +1,5 @@
 """The filters: every reason to leave something out, with a twin that is kept."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

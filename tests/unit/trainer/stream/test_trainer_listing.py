@@ -1,7 +1,5 @@
 """Lists of problems set aside: how pools fill them, and how they are published and remade."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A mixture in the training stream: the ticket gives a group's part, each with its own rules."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Refill: a step that left groups out consumes more, within its bound, and loses nothing."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

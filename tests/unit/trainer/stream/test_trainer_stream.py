@@ -1,7 +1,5 @@
 """The cursor: every usable record exactly once, in order, at any time of arrival."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace

@@ -6,8 +6,6 @@ worker claims is used. Target lengths are derived from the ticket, one of the re
 Axes: G samples of a group.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import Counter

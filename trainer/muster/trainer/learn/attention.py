@@ -17,8 +17,6 @@ Two ways to the same numbers:
 Axes: S positions of the row, H heads, E head size, Q queries and K keys of one call.
 """
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -21,8 +21,6 @@ Axes: S positions of the row, H heads, E head size; tensors here are [1, H, S, E
 and values may have fewer heads, each for several heads of queries.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate

@@ -16,8 +16,6 @@ the same.
 Axes: N rows, D numbers of a row; S positions of a packed row, P of them that predict.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -11,8 +11,6 @@ A follower has no key, no chain and no metrics. When the leader or another rank 
 with an error.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from concurrent.futures import Future
 from functools import partial

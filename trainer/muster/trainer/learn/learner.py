@@ -4,8 +4,6 @@ and the reference.
 Axes: N completion tokens of a micro-batch, R some of them.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence

@@ -23,8 +23,6 @@ packing, micro-batches and ranks cannot change the gradient.
 Axes: N completion tokens, S samples they belong to.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

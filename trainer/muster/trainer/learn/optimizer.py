@@ -13,8 +13,6 @@ less memory:
 Arithmetic is in float32, on a slice of the numbers at a time.
 """
 
-from __future__ import annotations
-
 import math
 import mmap
 import os

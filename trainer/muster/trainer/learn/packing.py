@@ -10,8 +10,6 @@ Groups stay whole on a rank, because their prompt is computed once for all their
 Axes: B rows, T positions, D hidden size, N completion tokens of all samples of a micro-batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate

@@ -5,8 +5,6 @@ with their share of the work. They follow, step by step. Every wait has a deadli
 waits for records, reads or writes files it sends beats, so that all ranks notice when one is gone.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping

@@ -11,8 +11,6 @@ float32 weight's gradient as soon as the backward pass has it, so micro-batches 
 Axes: N completion tokens of a micro-batch.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 import math

@@ -12,8 +12,6 @@ starts at zero. So the policy starts as the base, and the same recipe gives the 
 everywhere.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -3,8 +3,6 @@
 Axes: N trained tokens of a micro-batch, R some of them.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Gathering a block's weights takes all ranks, so all run the same number of passe
 fewer micro-batches, or none, computes fillers, whose gradient is zero and which count for nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -7,8 +7,6 @@ learning, `sft_learner` for supervised fine-tuning.
 Axes: N completion tokens of a micro-batch.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import threading

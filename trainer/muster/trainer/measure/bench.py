@@ -1,7 +1,5 @@
 """A training step on this machine with made-up rollouts, and how many workers keep it busy."""
 
-from __future__ import annotations
-
 import math
 import random
 import tempfile

@@ -11,8 +11,6 @@ cannot be fetched is skipped if a relay offers a newer one, and else tried again
 versions are on the disk.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping

@@ -1,7 +1,5 @@
 """Results of a policy on held-out problems: reward, pass@k, and whether it keeps length budgets."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence

@@ -3,8 +3,6 @@
 Their names and contents are in `muster.trainer.measure.figures`. Only the log can stop a step.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

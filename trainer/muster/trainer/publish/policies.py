@@ -14,8 +14,6 @@ adapter is sent to workers. They merge it themselves, in the base's own number f
 same bytes as in this folder (`muster.shardcast.adapter`).
 """
 
-from __future__ import annotations
-
 import json
 import math
 import mmap

@@ -8,8 +8,6 @@ At the end of a run its last version must reach relays before the origin stops (
 need not be trusted: a worker that fetches the version checks every byte.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random

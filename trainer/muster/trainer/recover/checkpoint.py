@@ -9,8 +9,6 @@ its name when everything in it is on the disk. The newest `keep` steps stay: a d
 skipped, and its step taken again.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil

@@ -4,8 +4,6 @@ Finds the base model. When the chain is ahead of the saved state (an older folde
 none survived), continues from the newest published version in the origin's own store.
 """
 
-from __future__ import annotations
-
 import logging
 import tempfile
 from collections.abc import Mapping

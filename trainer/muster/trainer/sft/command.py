@@ -1,7 +1,5 @@
 """`muster trainer sft` and `muster trainer lineage`; everything heavy is imported when they run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

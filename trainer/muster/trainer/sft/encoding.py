@@ -5,8 +5,6 @@ model is encoded so that no text from the data set becomes a control token. Toke
 token that is not trained on is written as its bitwise complement, so that a row is one list.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path

@@ -10,8 +10,6 @@
 Learner, plan, optimiser, checkpoints and model folders are those of the trainer of a run.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math

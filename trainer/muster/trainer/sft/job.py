@@ -4,8 +4,6 @@ Opens the data set, renders the prompt's frame, encodes the rows, and refuses fo
 another fine-tuning. Knows no tensors.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Mapping

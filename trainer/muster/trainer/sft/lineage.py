@@ -4,8 +4,6 @@ It names the data set, the recipe, the base model and the model's own files by t
 one of the files of the model folder, so `run create` pins it on chain and workers receive it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass

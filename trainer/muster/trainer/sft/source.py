@@ -4,8 +4,6 @@ The root of a data set of `muster data export` is that of its `export.json`, whi
 of its files; the root of other files is that of their own list. Nothing in the files is trusted.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

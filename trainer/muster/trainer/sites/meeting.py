@@ -21,8 +21,6 @@ reaches the ports can make sites wait and give up, but never make them train on 
 Marks do not encrypt: what sites exchange is published anyway.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import threading

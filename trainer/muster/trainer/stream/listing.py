@@ -6,8 +6,6 @@ keep their pass rates up to date. When the pools set aside more problems than a 
 problems with the fewest groups are not listed: least is known about them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self

@@ -15,8 +15,6 @@ the step is taken, so a repeated step leaves out the same files.
 Owns the order of records and decides which are usable. Knows no tensors.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

@@ -6,8 +6,6 @@ allows. `odd_files` returns files that other writers may make of honest rows, wh
 `give` gives files to a validator's decoder and returns their cost.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import io

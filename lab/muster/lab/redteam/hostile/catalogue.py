@@ -1,7 +1,5 @@
 """Hostile clients, files, relays and answers: each attack, its result, and its test."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -3,8 +3,6 @@
 Their bytes are right, so they cannot be caught lying. They serve the store of an honest origin.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable

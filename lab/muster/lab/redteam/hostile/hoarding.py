@@ -4,8 +4,6 @@ with empty files, and asks again.
 Tickets that it holds keep others from work until they lapse or are judged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 

@@ -6,8 +6,6 @@ from a separate process and separate addresses. In both phases probes measure ho
 are served, and the chain shows how much honest work was judged.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor

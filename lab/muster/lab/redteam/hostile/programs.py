@@ -3,8 +3,6 @@
 `play_programs` runs them all, an honest one after each, as a grader would.
 """
 
-from __future__ import annotations
-
 import time
 from contextlib import suppress
 

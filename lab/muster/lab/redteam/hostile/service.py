@@ -5,8 +5,6 @@ Requests are due at a fixed rate, whether or not earlier ones are answered, and 
 counts from when it was due. Every prober has its own address and connection.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

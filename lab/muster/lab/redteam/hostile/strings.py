@@ -5,8 +5,6 @@ They attack an orchestrator whose rows share transactions: if PostgreSQL refused
 transaction would fail, with the rows of others.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections import Counter

@@ -7,8 +7,6 @@ Each attack on sockets runs until it is cancelled, reopens connections that the 
 counts its actions. If sources are given, connections come from addresses of 127.0.0.0/8.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

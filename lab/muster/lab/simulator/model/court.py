@@ -1,7 +1,5 @@
 """DisputeCourt and FaultCourt: claims, jurors' votes on rulings, fees and fines."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """ContributionLedger: work is committed, judged, stands, is slashed or is void."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from muster.lab.simulator.model.parties import Parties

@@ -1,7 +1,5 @@
 """RewardEscrow: who is paid for judged work. `Network` is all of the contracts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from muster.lab.simulator.model.court import Court

@@ -1,7 +1,5 @@
 """WorkerRegistry, RunRegistry and JuryPool: who may work and judge, and what runs are."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 from muster.lab.simulator.model.stakes import Stakes

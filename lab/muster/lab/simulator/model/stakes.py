@@ -1,7 +1,5 @@
 """MusterToken and StakeVault: balances, stakes and slashes."""
 
-from __future__ import annotations
-
 import copy
 from collections import defaultdict
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The model's words for parties: stakes, workers, runs, jurors, and the terms they meet on."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 

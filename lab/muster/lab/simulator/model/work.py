@@ -4,8 +4,6 @@ Trees are lists here, and a proof only states whether it is intact. The differen
 that the contracts' hashes, proofs and signatures agree with the model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
