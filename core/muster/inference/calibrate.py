@@ -332,14 +332,9 @@ def _choose(
     floors = calibrated_limits.FLOORS[coarsest]
     seen = [errors for pair, errors in honest.errors.items() if pair not in honest.claimed]
     samples = sum(len(errors.chunks) for errors in seen)
-    sampler = calibrated_limits.sampler_limits(
-        honest.token_margins(), recipe.sampling.max_new_tokens, floors, cheats
+    sampler = calibrated_limits.choice_limits(
+        honest.token_margins(), honest.drawn_apart(), recipe, floors, cheats
     )
-    drawn, claimed = honest.drawn_apart()
-    roomy = calibrated_limits.with_room(sampler)
-    wide = calibrated_limits.wide_limits(drawn, roomy, floors, recipe, claimed=claimed)
-    if wide is not None:
-        sampler = roomy.model_copy(update={"wide": wide})
     return Calibration(
         model=CalibratedModel(
             name=model_dir.resolve().name,

@@ -138,6 +138,28 @@ def _outside(honest: Margins, margin: float, longest: int) -> int:
     )
 
 
+def choice_limits(
+    honest: Margins,
+    apart: tuple[Sequence[Drawn], Sequence[Drawn]],
+    recipe: Recipe,
+    floors: Floors,
+    cheats: Sequence[Margins],
+) -> SamplerLimits:
+    """Return the limits of check 7 from honest margins, and from the choices of the pairs of ways
+    measured here and of those claimed.
+
+    Tokens may exceed the margin only where wide tokens are counted: else a worker could choose
+    these tokens freely, such as one that ends each sample.
+    """
+    longest = recipe.sampling.max_new_tokens
+    sampler = with_room(sampler_limits(honest, longest, floors, cheats))
+    pairs, claimed = apart
+    wide = wide_limits(pairs, sampler, floors, recipe, claimed=claimed)
+    if wide is None:
+        return sampler_limits(honest, longest, floors)
+    return sampler.model_copy(update={"wide": wide})
+
+
 def with_room(sampler: SamplerLimits) -> SamplerLimits:
     """Return limits whose margin for any single token is four times the worst honest one, for
     calibrations that count wide tokens: in bfloat16 one honest token of 150,000 exceeded twice.

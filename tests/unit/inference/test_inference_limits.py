@@ -9,6 +9,7 @@ from muster.inference.calibrated_limits import (
     FLOORS,
     Drawn,
     Floors,
+    choice_limits,
     chunk_limits,
     detection,
     fraud_strikes,
@@ -127,6 +128,22 @@ def test_wide_tokens_are_few_and_fewer_at_ends() -> None:
     assert limits is not None
     assert COARSE.margin / 4 <= limits.margin <= 0.8
     assert 0 < limits.most_ends < limits.most < 40
+
+
+FLIPS = margins(*[0.1] * 4, *[0.01] * 400, zeros=200_000)
+CHEATS = [margins(*[0.05] * 5)] * 10
+
+
+@pytest.mark.parametrize(("floor", "is_counted"), [(0.25, False), (0.05, True)])
+def test_no_token_may_exceed_the_margin_where_wide_tokens_are_not_counted(
+    floor: float, is_counted: bool
+) -> None:
+    floors = Floors(0, 0, 0, 0, floor)
+    pair = Drawn(FLIPS, np.zeros(len(FLIPS), np.bool_))
+    assert sampler_limits(FLIPS, 5, floors, CHEATS).max_outside_per_sample > 0
+    limits = choice_limits(FLIPS, ([pair], []), LARGE, floors, CHEATS)
+    assert (limits.wide is not None, limits.max_outside_per_sample > 0) == (is_counted,) * 2
+    assert is_counted or limits.margin == floor
 
 
 def test_a_margin_that_no_token_may_exceed_gets_room_and_no_other() -> None:
