@@ -12,7 +12,7 @@ both; there is no command for either.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise, takewhile
@@ -29,11 +29,13 @@ from muster.chain.doubles import (
 from muster.chain.structs import BatchStatus
 from muster.client.chain_facts import ChainClock
 from muster.client.outage import Steps, serve_forever
+from muster.client.preflight import coins_of
+from muster.client.quantities import format_coins
 from muster.protocol.eip712 import Domain, address_of, signer_of
 from muster.protocol.encoding import hex0x, keccak
-from muster.protocol.errors import ApiError
+from muster.protocol.errors import ApiError, EncodingError
 from muster.protocol.ids import Address, BatchName, Hash32, RunId
-from muster.protocol.messages import Outcomes, Verdict
+from muster.protocol.messages import OutcomeRecord, Outcomes, Verdict, unpack_records
 from muster.protocol.schedule import (
     Timing,
     batch_seed,
@@ -200,6 +202,11 @@ NEXT_POSTS = 0.02
 """Share that each validator waits longer than the one before it in order."""
 LAST_POST_AT = 0.94
 """Share from which every validator posts."""
+GAS_SHARE = 0.1
+"""Share of its coin that a validator spends at most on these steps in one outcome deadline: junk
+that an orchestrator commits and never posts must not empty its account."""
+JUNK_SHARE = 0.5
+"""Part of this share for batches of which no outcome pays or slashes anybody."""
 RETRY_S = 5.0
 """Minimum seconds between two tries of one step."""
 _OVERTAKEN = frozenset(
@@ -279,6 +286,21 @@ def posts_at(batch: BatchView, run: RunView, validator: Address) -> float:
     return min(POST_AT + place * NEXT_POSTS, LAST_POST_AT)
 
 
+def worth_of(records: Iterable[OutcomeRecord]) -> int:
+    """Return the units that records pay, and 1 for each fraud; 0 for junk."""
+    return sum(
+        record.units if record.verdict is Verdict.ACCEPTED else record.verdict is Verdict.FRAUD
+        for record in records
+    )
+
+
+def _worth_of_packed(packed: bytes) -> int:
+    try:
+        return worth_of(unpack_records(packed))
+    except EncodingError:
+        return 0  # withheld, or another validator showed what is no records
+
+
 # The duty
 
 
@@ -293,6 +315,8 @@ class ShowingDuty:
         self._contents = contents
         self._compared: set[BatchName] = set()
         """Batches whose posted records were compared with what they hold."""
+        self._purse: tuple[float, int] | None = None
+        """Clock time and coins at which the present budget began."""
         self._time = ChainClock(chain, context.clock)
         self._steps = Steps(context.clock, retry_s=RETRY_S, overtaken=_OVERTAKEN)
 
@@ -318,10 +342,42 @@ class ShowingDuty:
         if not waiting or self.me not in run.validators:
             return
         at = await self._time.now()
-        for batch in waiting:
+        # What pays most comes first, in case that the gas budget does not suffice for all.
+        for batch in sorted(waiting, key=self._worth, reverse=True):
             share = (at - batch.committed_at) / windows.outcome_deadline_s
             if share < 1:
                 await self._serve_batch(batch, run, share)
+
+    def _worth(self, batch: BatchView) -> int:
+        judged = self.context.journal.judged(batch.name)
+        return 0 if judged is None else worth_of(judged.records)
+
+    async def _affords(self, batch: BatchView, records: bytes) -> bool:
+        """Return whether the gas budget allows another transaction about these records."""
+        now, held = self.context.clock(), await coins_of(self.chain, self.me)
+        window_s = self.context.windows.outcome_deadline_s
+        if self._purse is None or now - self._purse[0] >= window_s:
+            self._purse = (now, held)
+        elif held > self._purse[1]:
+            self._purse = (self._purse[0], held)
+        spent, is_junk = self._purse[1] - held, not _worth_of_packed(records)
+        budget = GAS_SHARE * (JUNK_SHARE if is_junk else 1) * self._purse[1]
+        if spent < budget:
+            return True
+        self._steps.report(
+            ("gas budget", self._purse[0], is_junk),
+            "gas budget is spent: "
+            + ("junk is not shown for now" if is_junk else "no outcomes are shown for now"),
+            batch_id=batch.batch_id,
+            spent=format_coins(spent),
+            budget=format_coins(int(budget)),
+            holds=format_coins(held),
+            renewed_in_s=int(self._purse[0] + window_s - now),
+            hint=f"send {self.me} more of the chain's coin, which raises the budget; if the run's "
+            f"orchestrator posts nothing, leave the seat: muster validator leave --run "
+            f"{batch.run_id}",
+        )
+        return False
 
     async def _serve_batch(self, batch: BatchView, run: RunView, share: float) -> None:
         judged = self.context.journal.judged(batch.name)
@@ -351,6 +407,8 @@ class ShowingDuty:
             f"show outcomes {hex0x(records_hash)} of batch {batch.batch_id}, {hex0x(batch.root)}"
         )
         told = b"" if records_hash in batch.shown_records else records
+        if not await self._affords(batch, records):
+            return
         ledger = self.chain.once(named).ledger
         await ledger.show_outcomes(batch.header(), records_hash, told, signature)
         what = "withheld" if records_hash == WITHHELD else "outcomes"
@@ -368,6 +426,8 @@ class ShowingDuty:
             await self._show(batch, WITHHELD, b"")
 
     async def _post(self, batch: BatchView, records: bytes, signatures: bytes) -> None:
+        if not await self._affords(batch, records):
+            return
         named = f"post outcomes of batch {batch.batch_id}, {hex0x(batch.root)}"
         ledger = self.chain.once(named).ledger
         await ledger.post_outcomes(batch.header(), records, signatures)

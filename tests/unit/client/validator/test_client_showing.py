@@ -83,9 +83,15 @@ class Contracts:
     time_s: float = COMMITTED_AT
     sent: list[tuple[str, Any]] = field(default_factory=list)
     refusal: ContractRevert | None = None
+    coins: int = 1000
+    """The validator's coin; a transaction takes 1 of it."""
 
     def __post_init__(self) -> None:
-        self.ledger = self.faults = self
+        self.ledger = self.faults = self.rpc = self
+
+    async def call(self, method: str, *_: str) -> str:
+        assert method == "eth_getBalance"
+        return hex(self.coins)
 
     def once(self, _label: str) -> Contracts:
         return self
@@ -96,6 +102,7 @@ class Contracts:
     async def _send(self, what: str, args: Any) -> None:
         if self.refusal:
             raise self.refusal
+        self.coins -= 1
         self.sent.append((what, args))
 
     async def show_outcomes(self, *args: Any) -> None:
@@ -214,6 +221,67 @@ async def test_refusals_are_said_once_and_being_late_never(
     await bench.at(SHOW_AT)
     await bench.at(SHOW_AT + 0.01)
     assert [r.getMessage() for r in caplog.records] == ["showing own outcomes was refused"]
+
+
+# The gas budget
+
+
+def junk(bench: Bench, number: int, record: OutcomeRecord = REJECTED) -> None:
+    """Commit a batch that the orchestrator never posts, and judge it."""
+    batch = make_batch(number, [make_submission(make_ticket(index=number), [], units=20)])
+    batch.seated, bench.view.batches[number] = (ME, PEER, THIRD), batch
+    bench.journal.record(JudgedBatch(batch.name, (record,)))
+
+
+def shown_batches(bench: Bench) -> list[int]:
+    """Return the numbers of the batches that were shown, and note on chain that they were."""
+    found = [args[0].batch_id for what, args in bench.chain.sent if what == "show"]
+    for number in found:
+        batch = bench.view.batches[number]
+        show(batch, bench.journal.judged(batch.name).records[0], ME)  # type: ignore[union-attr]
+    return found
+
+
+async def test_junk_takes_half_of_the_gas_budget_and_what_pays_comes_first(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.chain.coins = 100
+    for number in range(2, 30):
+        junk(bench, number)
+    bench.judge()
+    await bench.at(SHOW_AT)
+    assert shown_batches(bench) == [1, 2, 3, 4, 5]
+    [said] = [each for each in caplog.records if "gas budget" in each.getMessage()]
+    assert said.getMessage() == "gas budget is spent: junk is not shown for now"
+    assert (said.batch_id, said.renewed_in_s) == (6, 1000)  # type: ignore[attr-defined]
+    for number in range(40, 60):
+        junk(bench, number, ACCEPTED)
+    await bench.at(SHOW_AT + 0.01)
+    assert shown_batches(bench)[5:] == [40, 41, 42, 43, 44]
+    assert bench.chain.coins == 90
+
+
+async def test_gas_budget_is_renewed_with_time_and_raised_with_coin(bench: Bench) -> None:
+    bench.chain.coins = 40
+    for number in range(2, 30):
+        junk(bench, number, ACCEPTED)
+    await bench.at(SHOW_AT)
+    assert shown_batches(bench) == [2, 3, 4, 5]
+    bench.chain.coins = 60
+    await bench.at(SHOW_AT)
+    assert len(shown_batches(bench)) == 4 + 6
+    bench.seconds += WINDOWS.outcome_deadline_s
+    await bench.at(SHOW_AT + 0.01)
+    assert len(shown_batches(bench)) == 4 + 6 + 6
+
+
+async def test_validator_without_coin_says_that_it_shows_nothing(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.chain.coins = 0
+    bench.judge()
+    assert await bench.at(SHOW_AT) == []
+    assert "muster validator leave --run" in caplog.records[0].hint  # type: ignore[attr-defined]
 
 
 # Withheld
