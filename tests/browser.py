@@ -47,10 +47,7 @@ def unpack_chromium() -> tuple[str, dict[str, str]]:
         f"MUSTER_CHROMIUM to one\n{done.stderr}"
     )
     found = json.loads(done.stdout)
-    return found["path"], {
-        "LD_LIBRARY_PATH": found["libraries"],
-        "FONTCONFIG_FILE": found["fonts"],
-    }
+    return found["path"], {"LD_LIBRARY_PATH": found["libraries"], "FONTCONFIG_FILE": found["fonts"]}
 
 
 def locale_environment(locale: str) -> dict[str, str]:

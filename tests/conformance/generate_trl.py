@@ -36,10 +36,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "bnpo": ({"loss_type": "bnpo"}, {"loss": "grpo", "aggregation": "token"}),
     "dapo": (DAPO, {"loss": "dapo"}),
-    "dr_grpo": (
-        {"loss_type": "dr_grpo", "max_completion_length": LONGEST},
-        {"loss": "dr_grpo"},
-    ),
+    "dr_grpo": ({"loss_type": "dr_grpo", "max_completion_length": LONGEST}, {"loss": "dr_grpo"}),
     "gspo": (
         {"loss_type": "grpo", "importance_sampling_level": "sequence"}
         | {"epsilon": 3e-4, "epsilon_high": 4e-4},
@@ -58,10 +55,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**DAPO, "beta": 0.3, "use_bias_correction_kl": True},
         {"loss": "dapo", "kl_coefficient": 0.3, "kl_estimator": "k3_weighted"},
     ),
-    "entropy": (
-        {**DAPO, "entropy_coef": 0.05},
-        {"loss": "dapo", "entropy_coefficient": 0.05},
-    ),
+    "entropy": ({**DAPO, "entropy_coef": 0.05}, {"loss": "dapo", "entropy_coefficient": 0.05}),
 }
 for level in ("token", "sequence"):
     for kind in ("truncate", "mask"):

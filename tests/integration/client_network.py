@@ -249,10 +249,7 @@ async def eventually(condition: Callable[[], Awaitable[bool]], timeout_s: float 
 
 @asynccontextmanager
 async def open_network(
-    folder: Path,
-    parameters: DeployParameters = PARAMETERS,
-    run: Run = HASHED,
-    **orchestrator: Any,
+    folder: Path, parameters: DeployParameters = PARAMETERS, run: Run = HASHED, **orchestrator: Any
 ) -> AsyncIterator[Network]:
     """Start everything but workers and validators; `orchestrator` are settings of that."""
     async with AsyncExitStack() as stack:

@@ -16,16 +16,7 @@ from contracts_stage import SOURCES, ZERO, Stage, Words
 from muster.chain.rpc import Rpc
 from muster.chain.structs import NodeConsent, PauseCause, Permit
 from muster.lab.simulator.model.network import Network
-from muster.lab.simulator.model.words import (
-    BENCH,
-    HELD,
-    NOBODY,
-    Member,
-    Name,
-    Refused,
-    Run,
-    Terms,
-)
+from muster.lab.simulator.model.words import BENCH, HELD, NOBODY, Member, Name, Refused, Run, Terms
 from muster.lab.simulator.model.work import (
     Batch,
     Case,
@@ -509,11 +500,7 @@ class Calls(Duel):
             caller,
             lambda: self.model.claim_ruling(caller, proof, work, signer, ruling, salt, held),
             lambda: self.stage.court.claim(
-                self.words.proof(proof),
-                shown,
-                ruling,
-                self.words.word(("number", salt)),
-                SOURCES,
+                self.words.proof(proof), shown, ruling, self.words.word(("number", salt)), SOURCES
             ),
         )
 

@@ -25,14 +25,7 @@ from muster.orchestrator.settings import OrchestratorSettings
 from muster.protocol.eip712 import address_of, digest, sign
 from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
-from muster.protocol.messages import (
-    OutcomeRecord,
-    Outcomes,
-    Reason,
-    Submission,
-    Ticket,
-    Verdict,
-)
+from muster.protocol.messages import OutcomeRecord, Outcomes, Reason, Submission, Ticket, Verdict
 from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
 from muster.tasks.toys import make_sort
 from muster.wallet import Wallet

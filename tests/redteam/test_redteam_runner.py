@@ -12,13 +12,7 @@ from muster.lab.redteam.command import redteam
 from muster.lab.redteam.gain import Gain, Terms
 from muster.lab.redteam.runner import failures, read_trials, run, shares
 from muster.lab.redteam.stage import Stage, Worker
-from muster.lab.redteam.trials import (
-    Attack,
-    Outcome,
-    Trial,
-    Variant,
-    conclude,
-)
+from muster.lab.redteam.trials import Attack, Outcome, Trial, Variant, conclude
 from muster.protocol import economics
 from muster.protocol.errors import ConfigError
 from muster.protocol.messages import Reason

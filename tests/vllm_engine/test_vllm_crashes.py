@@ -113,11 +113,7 @@ def test_another_architecture_is_opened_in_another_process(
     ],
 )
 def test_what_vllm_cannot_run_is_refused_with_a_reason(
-    policies: list[Path],
-    tmp_path: Path,
-    change: dict[str, object],
-    match: str,
-    hint: str,
+    policies: list[Path], tmp_path: Path, change: dict[str, object], match: str, hint: str
 ) -> None:
     folder = shutil.copytree(policies[0], tmp_path / "other")
     with_config(folder, lambda config: config.update(change))

@@ -15,13 +15,7 @@ from muster.protocol.encoding import keccak
 from muster.protocol.errors import ChainUnreachable
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
 from muster.protocol.recipe import Recipe
-from worlds.client_chain import (
-    WORKER_ID,
-    FakeFetcher,
-    FakeOrchestrator,
-    make_batch,
-    make_view,
-)
+from worlds.client_chain import WORKER_ID, FakeFetcher, FakeOrchestrator, make_batch, make_view
 from worlds.client_world import (
     DOMAIN,
     NODE_KEY,

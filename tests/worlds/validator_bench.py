@@ -12,19 +12,9 @@ from muster.client.validator.calls import Windows
 from muster.client.validator.context import ValidatorContext
 from muster.client.validator.loop import ValidatorLoop
 from muster.client.validator.records import EvidenceStore, OutcomeJournal
-from muster.protocol.messages import (
-    OutcomeRecord,
-    Reason,
-    Ticket,
-    Verdict,
-    unpack_records,
-)
+from muster.protocol.messages import OutcomeRecord, Reason, Ticket, Verdict, unpack_records
 from muster.protocol.rollouts import Bounds, Rollout, decode_rollouts, encode_rollouts
-from worlds.client_chain import (
-    FakeFetcher,
-    FakeOrchestrator,
-    make_view,
-)
+from worlds.client_chain import FakeFetcher, FakeOrchestrator, make_view
 from worlds.client_world import (
     CALIBRATION,
     DOMAIN,

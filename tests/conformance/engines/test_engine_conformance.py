@@ -49,10 +49,7 @@ def drawn(count: int, *, limit: int = 40, group: int = 1, seed: int = 0) -> list
 
 
 def assert_right(
-    subject: Subject,
-    reference: Reference,
-    requests: Sequence[Request],
-    made: Sequence[Completion],
+    subject: Subject, reference: Reference, requests: Sequence[Request], made: Sequence[Completion]
 ) -> None:
     """The completions are those of the reference, or close enough for the number format."""
     assert len(made) == len(requests)

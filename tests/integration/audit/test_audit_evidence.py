@@ -41,10 +41,7 @@ from muster.protocol.ids import PolicyVersion, RunId
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
 from muster.toploc.sequential_test import HistoryLimits, WorkerHistory
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.usefixtures("hash_engine"),
-]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("hash_engine")]
 
 
 async def proven_batch(network: Network) -> BatchChecking | None:

@@ -205,12 +205,7 @@ async def paid(net: Scenario, about: Check | None) -> Check:
 
 @pytest.mark.parametrize(
     ("about", "word"),
-    [
-        (lambda _batch, _at: None, "ok"),
-        (wrong, "FAIL"),
-        (altered, "open"),
-        (missing, "open"),
-    ],
+    [(lambda _batch, _at: None, "ok"), (wrong, "FAIL"), (altered, "open"), (missing, "open")],
 )
 async def test_a_payment_for_what_its_evidence_does_not_bear_out_is_never_ok(
     net: Scenario, about: Callable[[int, int], Any], word: str

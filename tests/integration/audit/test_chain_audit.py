@@ -33,12 +33,7 @@ from chain_scenario import (
     rejected,
 )
 
-from muster.chain import (
-    ZERO_ADDRESS,
-    Offence,
-    OutcomeProof,
-    save_deployment,
-)
+from muster.chain import ZERO_ADDRESS, Offence, OutcomeProof, save_deployment
 from muster.client.audit.contradictions import Kind
 from muster.client.audit.disputes import juries
 from muster.client.audit.history import HistorySource, read

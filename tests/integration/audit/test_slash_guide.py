@@ -169,8 +169,7 @@ async def test_cast_finds_the_same_where_it_is_installed(played: Scenario, tmp_p
         return
     save_deployment(tmp_path / "deployments", played.deployment)
     logs = await played.rpc.call(
-        "eth_getLogs",
-        {"fromBlock": "earliest", "topics": ["0x" + hash_of("FraudExecuted")]},
+        "eth_getLogs", {"fromBlock": "earliest", "topics": ["0x" + hash_of("FraudExecuted")]}
     )
     done = await asyncio.to_thread(
         subprocess.run,

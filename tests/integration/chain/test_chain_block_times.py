@@ -23,10 +23,7 @@ SLOW = pytest.mark.slow
     "block_s", [0.25, pytest.param(2.0, marks=SLOW), pytest.param(12.0, marks=SLOW)]
 )
 async def test_fees_that_jump_delay_and_repeat_nothing(block_s: float) -> None:
-    async with (
-        Anvil(block_time_s=Anvil.STILL_S) as anvil,
-        RpcProxy(anvil.rpc_url) as proxy,
-    ):
+    async with Anvil(block_time_s=Anvil.STILL_S) as anvil, RpcProxy(anvil.rpc_url) as proxy:
         deployment = await deploy_contracts(anvil.rpc_url, Anvil.key(0), DeployParameters())
         account = address_of(KEY)
         async with await Chain.connect(proxy.url, deployment, key=KEY) as chain:

@@ -47,9 +47,7 @@ async def test_write_without_a_label_happens_each_time(
         assert await chain.token.balance_of(CHALLENGER.address) == 15
 
 
-async def test_write_that_reverts_leaves_its_label_free(
-    deployed: tuple[Anvil, Deployment],
-) -> None:
+async def test_write_that_reverts_leaves_its_label_free(deployed: tuple[Anvil, Deployment]) -> None:
     anvil, deployment = deployed
     async with await Chain.connect(anvil.rpc_url, deployment, key=CHALLENGER.key) as chain:
         with pytest.raises(ContractRevert):

@@ -25,10 +25,7 @@ async def run_cells(name: str, names: dict[str, Any]) -> list[Any]:
             if isinstance(last, ast.Expr):
                 tree.body[-1] = ast.Assign([ast.Name("_shown", ast.Store())], last.value)
             code = compile(
-                ast.fix_missing_locations(tree),
-                name,
-                "exec",
-                flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT,
+                ast.fix_missing_locations(tree), name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
             )
             names.pop("_shown", None)
             result = eval(code, names)

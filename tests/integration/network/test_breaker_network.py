@@ -149,9 +149,7 @@ def cheating(network: Network) -> Any:
 
 
 @pytest.mark.slow
-async def test_honest_workers_keep_their_stake_when_the_quorum_is_disturbed(
-    tmp_path: Path,
-) -> None:
+async def test_honest_workers_keep_their_stake_when_the_quorum_is_disturbed(tmp_path: Path) -> None:
     async with open_network(tmp_path, LONG, RUN) as network:
         await network.seat_third()
         await network.seat_jurors()

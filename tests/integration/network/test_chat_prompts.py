@@ -21,16 +21,7 @@ from muster.protocol.messages import Reason, Verdict
 from muster.protocol.prompts import render_prompt, text_of
 from muster.protocol.recipe import PromptRecipe, Recipe
 from muster.protocol.rollouts import Rollout
-from muster.tasks import (
-    Done,
-    Environment,
-    Graded,
-    Problem,
-    Reply,
-    TaskSet,
-    exact_match,
-    registry,
-)
+from muster.tasks import Done, Environment, Graded, Problem, Reply, TaskSet, exact_match, registry
 from muster.trainer.measure.evaluate import Evaluator
 
 LIMIT = 40

@@ -171,9 +171,7 @@ async def muster(*words: str) -> Any:
     return result
 
 
-async def test_newcomer_stakes_and_looks_at_rewards_from_the_command_line(
-    network: Network,
-) -> None:
+async def test_newcomer_stakes_and_looks_at_rewards_from_the_command_line(network: Network) -> None:
     folder = network.folder
     chain = ["--rpc", network.anvil.rpc_url, "--deployments", str(folder / "deployments")]
     for name in ("cold", "hot"):

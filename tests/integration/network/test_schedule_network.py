@@ -128,9 +128,7 @@ async def test_every_validator_judges_its_share(network: Network) -> None:
     assert heeded > len(batches) / 2
 
 
-async def test_silent_validator_is_replaced_and_then_no_longer_waited_for(
-    network: Network,
-) -> None:
+async def test_silent_validator_is_replaced_and_then_no_longer_waited_for(network: Network) -> None:
     silent = BENCH[6].address
     present = [validator(network, number) for number in range(6)]
 

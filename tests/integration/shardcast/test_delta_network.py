@@ -79,10 +79,7 @@ async def test_next_version_arrives_as_a_delta_through_relays(
 
 async def test_late_joiner_starts_at_the_anchor(network: Network, origin: str) -> None:
     publish(network, 0, 1, 2, 3, 4, 5, 6)
-    async with (
-        network.relay(origin) as (relay, store),
-        network.fetcher(relay) as client,
-    ):
+    async with network.relay(origin) as (relay, store), network.fetcher(relay) as client:
         await until(lambda: all(is_whole(store, v)() for v in (2, 3, 4, 5, 6)))
         assert await network.fetch(client, 6) == VERSIONS[6]
         assert not (network.folder / "client/1/v3").exists()
@@ -233,9 +230,7 @@ async def fetch_forged(network: Network, forge: Callable[[Manifest], Manifest]) 
     return sorted(p.name for p in (network.folder / "client/1").iterdir() if ".lock" not in p.name)
 
 
-async def test_delta_of_a_version_that_outgrows_its_parent_writes_nothing(
-    network: Network,
-) -> None:
+async def test_delta_of_a_version_that_outgrows_its_parent_writes_nothing(network: Network) -> None:
     def bomb(manifest: Manifest) -> Manifest:
         size = 1 << 33
         chunks = (manifest.files[-1].chunks[0],) * (size // (32 << 20))

@@ -77,10 +77,7 @@ async def test_relay_that_sent_a_wrong_chunk_is_not_asked_again(
 ) -> None:
     network.publish(0, policy(0, chunks=40))
     liar = TwistedRelay(network.origin, lie)
-    async with (
-        liar.listening() as lying,
-        network.fetcher(lying, origin, parallel=3) as client,
-    ):
+    async with liar.listening() as lying, network.fetcher(lying, origin, parallel=3) as client:
         await network.fetch(client, 0)
     assert 1 <= liar.chunks_asked <= 3
 
@@ -287,9 +284,7 @@ async def test_relay_asks_a_waitless_upstream_no_more_often_than_it_may(network:
     assert len(counting.asked) <= 0.5 / 0.05 + 2
 
 
-async def test_fake_newest_versions_do_not_keep_a_relay_from_the_real_one(
-    network: Network,
-) -> None:
+async def test_fake_newest_versions_do_not_keep_a_relay_from_the_real_one(network: Network) -> None:
     network.publish(3, policy(3))
     boast = answers("versions", json.dumps({"versions": [*range(1000, 1010), 3]}).encode())
     async with (

@@ -71,7 +71,5 @@ async def test_one_that_hides_versions_does_not_decide(network: Network) -> None
     assert await newest(network, listing(), honest) == (3, network.roots[3])
 
 
-async def test_nothing_newer_is_told_by_most_beside_one_that_says_nothing(
-    network: Network,
-) -> None:
+async def test_nothing_newer_is_told_by_most_beside_one_that_says_nothing(network: Network) -> None:
     assert await newest(network, honest, honest, silent=1, after=3) is None

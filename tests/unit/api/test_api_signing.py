@@ -132,8 +132,7 @@ def test_request_is_refused_when_a_header_does_not_parse(header: str, value: str
 
 
 @pytest.mark.parametrize(
-    "header",
-    [ADDRESS_HEADER, NONCE_HEADER, ISSUED_AT_HEADER, BODY_HASH_HEADER, SIGNATURE_HEADER],
+    "header", [ADDRESS_HEADER, NONCE_HEADER, ISSUED_AT_HEADER, BODY_HASH_HEADER, SIGNATURE_HEADER]
 )
 def test_request_is_refused_when_a_header_is_missing(header: str) -> None:
     headers = signed()

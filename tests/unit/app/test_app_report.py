@@ -249,10 +249,7 @@ def _set(target: str, name: str, value: object) -> Callable[[Any], None]:
         (_set(CHEATER, "status", "Active"), "every cheater was slashed and shut out"),
         (lambda view: view.slashes.clear(), "every cheater was slashed and shut out"),
         (_set(HONEST, "status", "Jailed"), "no honest worker was slashed"),
-        (
-            lambda view: setattr(view.slashes[0], "owner", HONEST),
-            "no honest worker was slashed",
-        ),
+        (lambda view: setattr(view.slashes[0], "owner", HONEST), "no honest worker was slashed"),
         (
             lambda view: setattr(view.payments[0], "amount_wei", 799),
             "every honest worker was paid what the ledger says",

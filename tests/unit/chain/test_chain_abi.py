@@ -4,12 +4,7 @@ import pytest
 from chain_fakes import abi_entries
 
 from muster.chain import abi as abi_module
-from muster.chain.abi import (
-    CONTRACTS,
-    contract_abi,
-    encode_arguments,
-    snake_case,
-)
+from muster.chain.abi import CONTRACTS, contract_abi, encode_arguments, snake_case
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ConfigError, EncodingError
 

@@ -62,9 +62,7 @@ async def test_equal_answers_are_believed(caplog: pytest.LogCaptureFixture) -> N
 # ------------------------------------------------------------------------------- lies
 
 
-async def test_one_that_leaves_logs_out_is_named_and_left(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_one_that_leaves_logs_out_is_named_and_left(caplog: pytest.LogCaptureFixture) -> None:
     nodes = Nodes(3)
     answering(nodes[1], "eth_getLogs", [])
     assert await nodes.owners() == [1, 2, 3, 4]

@@ -341,11 +341,7 @@ async def test_reader_notices_that_known_blocks_are_gone(node: FakeNode) -> None
 
 
 steps = st.lists(
-    st.tuples(
-        st.integers(0, 20),
-        st.lists(st.integers(0, 2), max_size=24),
-        st.integers(0, 8),
-    ),
+    st.tuples(st.integers(0, 20), st.lists(st.integers(0, 2), max_size=24), st.integers(0, 8)),
     max_size=12,
 )
 

@@ -60,9 +60,7 @@ def test_appended_entry_is_synced_before_append_returns(
 
 @given(st.lists(st.dictionaries(st.text(), st.integers()), min_size=1, max_size=5), st.data())
 def test_torn_tail_loses_the_last_entry_only(
-    tmp_path_factory: pytest.TempPathFactory,
-    entries: list[dict[str, int]],
-    data: st.DataObject,
+    tmp_path_factory: pytest.TempPathFactory, entries: list[dict[str, int]], data: st.DataObject
 ) -> None:
     path = tmp_path_factory.mktemp("torn") / "j"
     with Entries(path) as journal:
@@ -85,10 +83,7 @@ def test_damage_before_the_tail_is_refused(tmp_path: Path) -> None:
 
 
 def test_second_process_is_refused(tmp_path: Path) -> None:
-    with (
-        Entries(tmp_path / "j"),
-        pytest.raises(ConfigError, match="another process") as caught,
-    ):
+    with Entries(tmp_path / "j"), pytest.raises(ConfigError, match="another process") as caught:
         Entries(tmp_path / "j")
     assert "--state-dir" in (caught.value.hint or "")
     assert reopened(tmp_path / "j") == []

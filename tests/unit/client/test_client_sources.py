@@ -43,11 +43,7 @@ SUBMISSION = Submission(
     units=20,
 )
 ENTRY = BatchEntry(
-    submission=SUBMISSION,
-    signature=bytes(65),
-    ticket=None,
-    ticket_signature=None,
-    received_at=5,
+    submission=SUBMISSION, signature=bytes(65), ticket=None, ticket_signature=None, received_at=5
 )
 QUICK = SourcePatience(connect_s=5, source_s=0.2, hedge_s=0.01, document_s=5)
 

@@ -7,12 +7,7 @@ from hypothesis import given, settings, strategies as st
 
 from muster import toploc
 from muster.inference import device_proofs
-from muster.inference.device_proofs import (
-    DeviceBuilder,
-    builder_on,
-    project,
-    start_verifying,
-)
+from muster.inference.device_proofs import DeviceBuilder, builder_on, project, start_verifying
 from muster.inference.engine import Share
 from muster.protocol.errors import ProofError
 from muster.protocol.ids import Hash32

@@ -146,13 +146,7 @@ def test_the_right_choices_have_no_margin() -> None:
     tokens = tuple(scores.argmax(axis=1).tolist())
     asked = Sample((1,), tokens, 3, build_proofs(hidden, chunk_tokens=4, topk=8))
     (found,) = examine_rows(
-        [asked],
-        [hidden],
-        logits_of,
-        vocab_size=VOCAB,
-        eos={EOS},
-        proof=PROOF,
-        temperature=T,
+        [asked], [hidden], logits_of, vocab_size=VOCAB, eos={EOS}, proof=PROOF, temperature=T
     )
     assert found.replayed.margins_T.tolist() == [0.0] * 6
     assert found.replayed.expected_T.tolist() == list(tokens)

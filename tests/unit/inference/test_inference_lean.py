@@ -91,11 +91,7 @@ KNOWN = {
     ),
     "a window": MistralConfig(**COMMON, sliding_window=4),
     "some windows": Qwen3Config(
-        **COMMON,
-        head_dim=16,
-        use_sliding_window=True,
-        sliding_window=4,
-        max_window_layers=1,
+        **COMMON, head_dim=16, use_sliding_window=True, sliding_window=4, max_window_layers=1
     ),
     "as many key heads": Qwen3Config(**{**COMMON, "num_key_value_heads": 4}, head_dim=16),
 }
@@ -425,11 +421,7 @@ def decodes_lean(engine: TransformersEngine) -> bool:
 
 @pytest.mark.parametrize(
     "change",
-    [
-        substitutes.first_layers,
-        substitutes.rounded_cache(8),
-        substitutes.without_unlikely(0.1),
-    ],
+    [substitutes.first_layers, substitutes.rounded_cache(8), substitutes.without_unlikely(0.1)],
 )
 def test_changed_model_is_decoded_as_it_is(lean_engine: TransformersEngine, change: Any) -> None:
     assert decodes_lean(lean_engine)

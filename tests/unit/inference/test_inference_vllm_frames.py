@@ -43,10 +43,7 @@ REQUESTS = st.lists(
 )
 SEEDS = st.integers(0, 2**64 - 1)
 SHARES = st.builds(
-    Share,
-    st.binary(min_size=32, max_size=32).map(Hash32),
-    st.integers(0, 99),
-    st.integers(1, 99),
+    Share, st.binary(min_size=32, max_size=32).map(Hash32), st.integers(0, 99), st.integers(1, 99)
 )
 
 

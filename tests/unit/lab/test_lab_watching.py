@@ -6,14 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.lab.watching import (
-    KINDS,
-    Kind,
-    Watched,
-    break_even,
-    committee_table,
-    wrong_majority,
-)
+from muster.lab.watching import KINDS, Kind, Watched, break_even, committee_table, wrong_majority
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "watching.md"
 LAZY, COPIER, COIN, TENTH, LEAGUE = KINDS

@@ -21,10 +21,7 @@ def counter() -> ModuleType:
         ("x = 1  # why\n\n# a comment\n", 1),
         ('"""A module.\n\nMore of it.\n"""\n\nx = 1\n"""What x is."""\n', 1),
         ('def f():\n    """Do nothing."""\n', 1),
-        (
-            'def f():\n    """Add."""\n    return (\n        1\n        # 1\n        + 2\n    )\n',
-            5,
-        ),
+        ('def f():\n    """Add."""\n    return (\n        1\n        # 1\n        + 2\n    )\n', 5),
         ('x = """\n\ntext that is a value\n"""\n', 4),
         ('x = [\n    "a string",\n    # none\n]\n', 3),
     ],

@@ -28,10 +28,7 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def play(
-    runner: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-    parts: Sequence[str] = (),
-    **programs: str,
+    runner: ModuleType, monkeypatch: pytest.MonkeyPatch, parts: Sequence[str] = (), **programs: str
 ) -> tuple[int, str]:
     """Run the script with other programs as its parts; returns its exit status and output."""
     monkeypatch.setattr(runner, "LOOK_S", 0.001)

@@ -70,13 +70,7 @@ class History:
             self.workers.append(worker)
 
     def work(
-        self,
-        submissions: int,
-        *,
-        steps: int,
-        cheaters: int = 2,
-        judged: int = -1,
-        after: int = 0,
+        self, submissions: int, *, steps: int, cheaters: int = 2, judged: int = -1, after: int = 0
     ) -> None:
         """Commit this many submissions over the steps that follow `after`, and judge the first
         `judged` of them.

@@ -214,11 +214,7 @@ def delete_database(folder: Path) -> None:
 
 @asynccontextmanager
 async def open_bench(
-    folder: Path,
-    network: Network | None = None,
-    *,
-    start_s: int = 0,
-    **settings: Any,
+    folder: Path, network: Network | None = None, *, start_s: int = 0, **settings: Any
 ) -> AsyncIterator[Bench]:
     """Start an orchestrator over `folder`; a second one over the same folder is a restart."""
     network, wall = network or Network(), Wall()

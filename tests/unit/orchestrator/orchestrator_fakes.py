@@ -35,14 +35,7 @@ from muster.protocol.errors import ContractRevert
 from muster.protocol.ids import Address, Hash32, RunId, Step
 from muster.protocol.jury import Ruling, summons_of
 from muster.protocol.merkle import verify_batch_proof
-from muster.protocol.messages import (
-    OutcomeRecord,
-    Outcomes,
-    Reason,
-    Submission,
-    Ticket,
-    Verdict,
-)
+from muster.protocol.messages import OutcomeRecord, Outcomes, Reason, Submission, Ticket, Verdict
 from muster.protocol.recipe import (
     BreakerRecipe,
     HardwareRecipe,

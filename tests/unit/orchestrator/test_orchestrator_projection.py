@@ -160,10 +160,7 @@ def test_outcome_of_a_misdeclared_batch_gives_way_to_the_next() -> None:
     assert judged.record == accepted
 
 
-@given(
-    refills=st.lists(st.integers(0, 3), min_size=1, max_size=6),
-    lost=st.sets(st.integers(0, 4)),
-)
+@given(refills=st.lists(st.integers(0, 3), min_size=1, max_size=6), lost=st.sets(st.integers(0, 4)))
 def test_progress_follows_refills_although_figures_are_lost(
     refills: list[int], lost: set[int]
 ) -> None:

@@ -91,8 +91,7 @@ def test_part_without_enough_problems_is_refused() -> None:
 
 
 @given(
-    st.lists(st.integers(1, 1 << 20), min_size=1, max_size=6, unique=True).map(sorted),
-    st.data(),
+    st.lists(st.integers(1, 1 << 20), min_size=1, max_size=6, unique=True).map(sorted), st.data()
 )
 def test_curriculum_is_the_line_between_its_points(steps: list[int], data: st.DataObject) -> None:
     values = [data.draw(st.integers(0, MAX_WEIGHT)) for _ in steps]

@@ -7,13 +7,7 @@ from pydantic import ValidationError
 
 from muster.protocol.errors import EncodingError
 from muster.protocol.prompts import Part, render_prompt, render_reply, text_of
-from muster.protocol.recipe import (
-    ChatFrame,
-    PromptRecipe,
-    Recipe,
-    SamplingRecipe,
-    TrainingRecipe,
-)
+from muster.protocol.recipe import ChatFrame, PromptRecipe, Recipe, SamplingRecipe, TrainingRecipe
 
 PLAIN = PromptRecipe()
 FRAME = ChatFrame(begin="<a>", middle="<b>", end="<c>", reply_begin="<d>", reply_end="<e>")

@@ -246,10 +246,7 @@ def test_adapter_says_its_base_and_what_it_changes(tmp_path: Path) -> None:
 
 
 def _tensors(**changes: tuple[str, np.ndarray] | None) -> bytes:  # type: ignore[type-arg]
-    own = {
-        "lora_A": ("F32", numbers(1, RANK, COLUMNS)),
-        "lora_B": ("F32", numbers(2, ROWS, RANK)),
-    }
+    own = {"lora_A": ("F32", numbers(1, RANK, COLUMNS)), "lora_B": ("F32", numbers(2, ROWS, RANK))}
     kept = {name: value for name, value in (own | changes).items() if value is not None}
     return shaped({f"{KEY}.{name}.weight": value for name, value in kept.items()})
 

@@ -8,15 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from delta_tensors import applied, sizes_of, trained
-from shardcast_policies import (
-    RUN,
-    SIGNATURE,
-    delta_of,
-    fill,
-    publish,
-    publish_paths,
-    read_back,
-)
+from shardcast_policies import RUN, SIGNATURE, delta_of, fill, publish, publish_paths, read_back
 
 from muster.protocol.errors import StorageError
 from muster.protocol.ids import PolicyVersion, RunId

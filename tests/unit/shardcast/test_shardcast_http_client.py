@@ -92,11 +92,7 @@ async def test_body_larger_than_every_buffer_arrives_whole() -> None:
 
 
 async def test_body_can_be_read_in_blocks() -> None:
-    async with (
-        peer([OK]) as (url, _),
-        client() as http,
-        http.get(url) as (_, connection),
-    ):
+    async with peer([OK]) as (url, _), client() as http, http.get(url) as (_, connection):
         blocks = [bytearray(2), bytearray(2), bytearray(1)]
         for block in blocks:
             await connection.read_into(memoryview(block))

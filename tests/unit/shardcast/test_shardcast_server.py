@@ -71,11 +71,7 @@ async def test_chunk_is_served_whole_and_immutable(
     ],
 )
 async def test_chunk_range_is_served(
-    store: ChunkStore,
-    http: httpx.AsyncClient,
-    wanted: str,
-    expected: bytes,
-    content_range: str,
+    store: ChunkStore, http: httpx.AsyncClient, wanted: str, expected: bytes, content_range: str
 ) -> None:
     answer = await http.get(chunk_path(store, BIG), headers={"Range": wanted})
     assert answer.status_code == 206

@@ -7,10 +7,7 @@ from muster.tasks.hacks import Hack, all_hacks, hacks_for
 from muster.tasks.sandbox import shared_sandbox
 
 MATH = [("12", {}), ("\\frac{3}{4}", {}), ("2\\sqrt{2}", {}), ("B", {})]
-CASES = [
-    {"input": "1 2", "output": "123"},
-    {"input": "3 4", "output": "7 \u00bd"},
-]
+CASES = [{"input": "1 2", "output": "123"}, {"input": "3 4", "output": "7 \u00bd"}]
 CALLS = [
     {"fn_name": "solve", "input": [1, 2], "output": 123},
     {"fn_name": "solve", "input": [3, 4], "output": [7, "x"]},

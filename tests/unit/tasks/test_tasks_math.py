@@ -432,9 +432,7 @@ def test_machine_that_is_too_slow_is_undecided(
     assert isinstance(grade("x+1", "1+x"), Undecided)
 
 
-def test_killed_engine_is_undecided_and_replaced(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_killed_engine_is_undecided_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Engine(1)
     monkeypatch.setattr(math, "shared_engine", lambda: one)
     assert grade("x+1", "1+x") == Graded(1.0)

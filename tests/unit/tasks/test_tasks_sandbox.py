@@ -32,13 +32,7 @@ from muster.tasks.sandbox.command import STACK_BYTES, Tools, find_tools
 from muster.tasks.sandbox.per_run import FIRST_ID, IDS, memory_group, unused_id
 from muster.tasks.sandbox.sandbox import TimeUsed, time_used_by
 from muster.tasks.sandbox.seccomp import filter_program
-from muster.tasks.sandbox.self_test import (
-    AGAIN_AFTER_S,
-    Level,
-    SharedLevel,
-    probe,
-    shared_sandbox,
-)
+from muster.tasks.sandbox.self_test import AGAIN_AFTER_S, Level, SharedLevel, probe, shared_sandbox
 
 SHORT = Limits(cpu_s=1, wall_s=3.0, total_s=10.0)
 

@@ -260,9 +260,7 @@ def test_many_answers_are_graded_in_their_order(answers: list[str]) -> None:
     assert verify_all([(GOLD, answer) for answer in answers]) == expected
 
 
-def test_answers_graded_at_the_same_time_keep_their_order(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_answers_graded_at_the_same_time_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     meeting = Barrier(2, timeout=30)
 
     def grade(_problem: Problem, completion: str) -> Graded:

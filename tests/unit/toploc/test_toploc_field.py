@@ -29,9 +29,7 @@ def test_evaluation_equals_plain_arithmetic(coefficients: list[int], x: int) -> 
 
 
 @given(point_sets)
-def test_polynomial_does_not_depend_on_the_order_of_points(
-    points: list[tuple[int, int]],
-) -> None:
+def test_polynomial_does_not_depend_on_the_order_of_points(points: list[tuple[int, int]]) -> None:
     swapped = points[::-1]
     first = interpolate(*(as_row(list(c)) for c in zip(*points, strict=True)))
     second = interpolate(*(as_row(list(c)) for c in zip(*swapped, strict=True)))

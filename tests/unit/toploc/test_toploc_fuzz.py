@@ -27,8 +27,7 @@ cases = samples.flatmap(lambda sample: st.tuples(st.just(sample), hostile_bytes(
 
 
 @pytest.mark.parametrize(
-    ("sample", "joined", "outcome"),
-    [pytest.param(*entry, id=why) for why, *entry in read_corpus()],
+    ("sample", "joined", "outcome"), [pytest.param(*entry, id=why) for why, *entry in read_corpus()]
 )
 def test_corpus_gets_its_outcome(sample: Sample, joined: bytes, outcome: str) -> None:
     check(sample, joined)

@@ -11,13 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.ids import PolicyVersion
 from muster.tasks.toys import split_sort
-from muster.trainer.base_model import (
-    EOS,
-    LESSONS,
-    WarmStart,
-    build_base_model,
-    make_tokenizer,
-)
+from muster.trainer.base_model import EOS, LESSONS, WarmStart, build_base_model, make_tokenizer
 from muster.trainer.config import load_recipe
 from muster.trainer.measure.evaluate import Evaluator
 

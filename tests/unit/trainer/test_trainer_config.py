@@ -76,10 +76,7 @@ def test_preset_survives_its_canonical_form(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "targets", "steps"),
-    [
-        ("short", (1000, 2000, 3000, 4000), 200),
-        ("long", (2000, 4000, 6000, 8000, 10000), 350),
-    ],
+    [("short", (1000, 2000, 3000, 4000), 200), ("long", (2000, 4000, 6000, 8000, 10000), 350)],
 )
 def test_intellect_2_presets_have_the_report_s_figures(
     name: str, targets: tuple[int, ...], steps: int

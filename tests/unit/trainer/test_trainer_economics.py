@@ -13,10 +13,7 @@ from muster.protocol.errors import ConfigError
 from muster.protocol.intervals import wilson
 from muster.protocol.recipe import Recipe
 from muster.toploc import Calibration
-from muster.toploc.calibration import (
-    MeasuredKind,
-    Measurement,
-)
+from muster.toploc.calibration import MeasuredKind, Measurement
 from muster.trainer.config import load_recipe
 from muster.trainer.economics import cheats_of, fixed_by, refuse_unsafe, terms_of
 

@@ -13,13 +13,7 @@ from hypothesis import given, strategies as st
 from muster import wallet as wallets
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import SignatureError, WalletError
-from muster.wallet import (
-    create_wallet,
-    keystore_address,
-    load_wallet,
-    read_password,
-    save_wallet,
-)
+from muster.wallet import create_wallet, keystore_address, load_wallet, read_password, save_wallet
 
 KEY = keccak(b"a key")
 

@@ -27,12 +27,7 @@ from muster.chain import (
     StakeAccount,
 )
 from muster.client.audit import money, work
-from muster.client.audit.contradictions import (
-    MAX_LISTED,
-    Contradiction,
-    Kind,
-    summarise,
-)
+from muster.client.audit.contradictions import MAX_LISTED, Contradiction, Kind, summarise
 from muster.client.audit.dump import DumpedBlock, DumpEnd, DumpReader, write_dump
 from muster.client.audit.evidence import EvidenceFolders
 from muster.client.audit.ledger import RECORD, Ledger, PackedRecords
@@ -47,11 +42,7 @@ from muster.client.audit.outcome_table import (
 from muster.client.audit.proving import header_hash, may_hold_logs_of, receipts_root, trie_root
 from muster.client.audit.reexecution import draw
 from muster.protocol.encoding import keccak
-from muster.protocol.errors import (
-    ConfigError,
-    EncodingError,
-    MusterError,
-)
+from muster.protocol.errors import ConfigError, EncodingError, MusterError
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step, to_address
 from muster.protocol.jury import Ruling
 from muster.protocol.messages import OutcomeRecord, Reason, Submission, Verdict, pack_records
@@ -291,10 +282,7 @@ def tallied(votes: list[int]) -> int | None:
     return leader if len(holders) == 1 else None
 
 
-@given(
-    st.lists(st.sampled_from(RULINGS), max_size=7),
-    st.sampled_from(RULINGS),
-)
+@given(st.lists(st.sampled_from(RULINGS), max_size=7), st.sampled_from(RULINGS))
 def test_what_votes_decide_is_what_the_court_counts(votes: list[int], recorded: int) -> None:
     case = CaseView(keccak(b"case"), 1, RUN, 1, 0, WORKER, recorded, 9, 7, 100, "0xo")
     case.votes = dict(zip(JURORS, votes, strict=False))
@@ -334,9 +322,7 @@ def test_outcomes_are_run_again_policy_by_policy() -> None:
 
 
 @settings(max_examples=50)
-@given(
-    st.dictionaries(st.binary(min_size=1, max_size=4), st.binary(min_size=1, max_size=70)),
-)
+@given(st.dictionaries(st.binary(min_size=1, max_size=4), st.binary(min_size=1, max_size=70)))
 def test_a_trie_has_the_root_that_another_library_computes(entries: dict[bytes, bytes]) -> None:
     reference = HexaryTrie({})
     for key, value in entries.items():
@@ -535,11 +521,7 @@ def manifest(version: int, start: int, end: int, run_id: RunId = RUN) -> Manifes
     return Manifest(run_id, PolicyVersion(version), files, keccak(b"state"), start, end)
 
 
-def traced(
-    *published: Manifest,
-    shown: set[int] | None = None,
-    level: int | None = None,
-) -> Any:
+def traced(*published: Manifest, shown: set[int] | None = None, level: int | None = None) -> Any:
     """Return the lineage of the last of some versions, over eight accepted records."""
     ledger = Ledger()
     ledger.apply(event(1, "RunCreated", run_id=1, owner=WORKER, config=CONFIG))

@@ -8,15 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 from worlds.client_world import NODE_KEY, OTHER_KEY, RUN, WORKER
 
-from muster.chain import (
-    ZERO_ADDRESS,
-    BatchView,
-    Chain,
-    NodeConsent,
-    Permit,
-    RunTerms,
-    WorkerStatus,
-)
+from muster.chain import ZERO_ADDRESS, BatchView, Chain, NodeConsent, Permit, RunTerms, WorkerStatus
 from muster.client.quantities import WEI_PER_TOKEN, format_tokens, parse_tokens
 from muster.client.rewards import (
     candidate_outcomes,
@@ -25,13 +17,7 @@ from muster.client.rewards import (
     facts_of,
     find_earnings,
 )
-from muster.client.stake import (
-    add_stake,
-    join_run,
-    stake_command,
-    stake_offer,
-    take_from_faucet,
-)
+from muster.client.stake import add_stake, join_run, stake_command, stake_offer, take_from_faucet
 from muster.protocol.eip712 import Domain, address_of, digest, recover
 from muster.protocol.encoding import abi_words, address_bytes, keccak
 from muster.protocol.errors import ConfigError

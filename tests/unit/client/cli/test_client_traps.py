@@ -177,11 +177,7 @@ def test_file_that_stayed_honest_counts_for_nobody() -> None:
 
 @pytest.mark.parametrize(
     "plan",
-    [
-        replace(PLAN, rate_ppm=0),
-        replace(PLAN, run_id=RunId(8)),
-        replace(PLAN, last_step=Step(3)),
-    ],
+    [replace(PLAN, rate_ppm=0), replace(PLAN, run_id=RunId(8)), replace(PLAN, last_step=Step(3))],
 )
 def test_files_outside_the_plan_are_no_traps(plan: TrapPlan) -> None:
     assert find_traps(world(Verdict.ACCEPTED)[0], plan) == []

@@ -677,10 +677,7 @@ async def test_counts_of_another_part_are_found(traces: Traces) -> None:
     first, second = made.export.parts
     assert (first.left_out, second.left_out) == ({"reward": 1}, {"duplicate": 1})
     assert (await rows_check(made, traces)).passed
-    parts = (
-        replace(first, left_out=second.left_out),
-        replace(second, left_out=first.left_out),
-    )
+    parts = (replace(first, left_out=second.left_out), replace(second, left_out=first.left_out))
     check = await rows_check(DataFolder(made.path, replace(made.export, parts=parts)), traces)
     assert "part from 4: {'reward': 1}, the rules say {'duplicate': 1}" in check.detail
 

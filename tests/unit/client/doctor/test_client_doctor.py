@@ -409,9 +409,7 @@ def test_policies_that_do_not_fit_on_the_disk_are_told_beforehand(tmp_path: Path
     assert machine.examine_room(tmp_path, 1 << 60).state is State.FAIL
 
 
-def test_a_model_is_held_against_the_memory_it_computes_in(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_model_is_held_against_the_memory_it_computes_in(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.examine_fit(1, "cpu").state is State.OK
     assert machine.examine_fit(1 << 60, "cpu").state is State.FAIL
     assert machine.examine_fit(1, "cuda").state is State.SKIP

@@ -59,12 +59,7 @@ class World:
     """A judged batch of one submission, a claim about it, and what sources answer by path."""
 
     def __init__(
-        self,
-        folder: Path,
-        rows: list[Rollout],
-        recorded: Ruling,
-        *,
-        missing_units: int = 0,
+        self, folder: Path, rows: list[Rollout], recorded: Ruling, *, missing_units: int = 0
     ) -> None:
         self.folder = folder
         self.entry = entry_with(rows)

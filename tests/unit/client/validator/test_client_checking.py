@@ -37,12 +37,7 @@ from muster.client.validator.checking_proofs import (
     who_checked,
 )
 from muster.client.validator.judging import examine
-from muster.protocol.checking import (
-    Checking,
-    CheckReport,
-    fingerprints_hash,
-    pack_fingerprints,
-)
+from muster.protocol.checking import Checking, CheckReport, fingerprints_hash, pack_fingerprints
 from muster.protocol.eip712 import address_of, digest, sign
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ApiError

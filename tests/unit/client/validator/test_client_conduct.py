@@ -154,9 +154,7 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
     opened.close()
 
 
-async def test_who_leans_to_eos_is_struck_and_then_a_fraud_and_a_juror_agrees(
-    scene: Scene,
-) -> None:
+async def test_who_leans_to_eos_is_struck_and_then_a_fraud_and_a_juror_agrees(scene: Scene) -> None:
     struck = await scene.until(STRUCK, 1, Leaning(VERSION))
     assert struck <= 45
     assert scene.evidence_of(struck)["earlier"] == [[n, 0] for n in range(1, struck)]

@@ -85,8 +85,7 @@ def deaths(monkeypatch: pytest.MonkeyPatch) -> list[signal.Signals]:
 
 
 @pytest.mark.parametrize(
-    "others",
-    [[signal.SIGKILL, signal.SIGTERM], [signal.SIGSEGV], [signal.SIGKILL, signal.SIGABRT]],
+    "others", [[signal.SIGKILL, signal.SIGTERM], [signal.SIGSEGV], [signal.SIGKILL, signal.SIGABRT]]
 )
 async def test_a_file_whose_children_are_killed_or_crash_once_is_read(
     decoder: FileDecoder, deaths: list[signal.Signals], others: list[signal.Signals]

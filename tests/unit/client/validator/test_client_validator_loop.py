@@ -13,13 +13,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from worlds.client_chain import (
-    UNREACHABLE,
-    WORKER_ID,
-    FakeFetcher,
-    make_account,
-    make_batch,
-)
+from worlds.client_chain import UNREACHABLE, WORKER_ID, FakeFetcher, make_account, make_batch
 from worlds.client_world import (
     DOMAIN,
     OTHER_KEY,
@@ -50,12 +44,7 @@ from muster.protocol.errors import (
     PolicyUnavailable,
 )
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
-from muster.protocol.messages import (
-    Outcomes,
-    Reason,
-    Verdict,
-    unpack_records,
-)
+from muster.protocol.messages import Outcomes, Reason, Verdict, unpack_records
 from muster.protocol.rollouts import Bounds, decode_rollouts, encode_rollouts
 from muster.telemetry import KeyValueFormatter
 
@@ -174,10 +163,7 @@ async def test_worker_that_claims_too_few_units_is_slashed_and_spoils_nobodys_wo
     batch = bench.commit(1, [entry, few], data, other_data)
     await bench.loop.validate(batch)
     found = [(record.verdict, record.reason, record.units) for record in bench.posted()]
-    assert found == [
-        (*ACCEPTED, entry.submission.units),
-        (Verdict.FRAUD, Reason.WRONG_UNITS, 1),
-    ]
+    assert found == [(*ACCEPTED, entry.submission.units), (Verdict.FRAUD, Reason.WRONG_UNITS, 1)]
 
 
 async def test_slot_of_a_later_batch_is_no_reuse(bench: Bench) -> None:

@@ -20,12 +20,7 @@ from worlds.client_world import (
 
 from muster.client.validator.batches import SlotIndex, Slots, is_misdeclared, slots_of_records
 from muster.client.validator.checks import ClaimedWork, unreadable
-from muster.client.validator.judging import (
-    Judgement,
-    examine,
-    outcome_record,
-    unread,
-)
+from muster.client.validator.judging import Judgement, examine, outcome_record, unread
 from muster.client.validator.records import EvidenceStore, JudgedBatch, OutcomeJournal
 from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.errors import StorageError

@@ -127,9 +127,7 @@ def test_machine_that_cannot_grade_tries_again(monkeypatch: pytest.MonkeyPatch) 
 
 
 PINNED: Any = SimpleNamespace(
-    recipe_hash=RECIPE.hash(),
-    calibration_hash=CALIBRATION.hash(),
-    task_set_hash=TASK_SET.hash(),
+    recipe_hash=RECIPE.hash(), calibration_hash=CALIBRATION.hash(), task_set_hash=TASK_SET.hash()
 )
 HONEST = {each.hash(): each.to_bytes() for each in (RECIPE, CALIBRATION, TASK_SET)}
 REFUSAL = ApiError("no such document", status=404, code="not_found")

@@ -28,14 +28,7 @@ from worlds.client_world import (
 )
 
 from muster.api import BatchEntry, SubmissionState
-from muster.chain import (
-    ZERO_ADDRESS,
-    BatchStatus,
-    CaseStatus,
-    Chain,
-    LeasedWork,
-    WorkerStatus,
-)
+from muster.chain import ZERO_ADDRESS, BatchStatus, CaseStatus, Chain, LeasedWork, WorkerStatus
 from muster.client.outage import Outage
 from muster.client.worker import loop
 from muster.client.worker.journal import SignedSubmission
@@ -70,12 +63,7 @@ from muster.protocol.rollouts import Rollout
 
 MISDECLARED = Reason.BATCH_MISDECLARED
 BOND = TERMS.bond
-TIMES = Times(
-    outcome_deadline_s=800,
-    appeal_s=400,
-    challenge_window_s=300,
-    court=TERMS,
-)
+TIMES = Times(outcome_deadline_s=800, appeal_s=400, challenge_window_s=300, court=TERMS)
 NODE = address_of(NODE_KEY)
 JUROR = to_address(keccak(b"juror")[:20])
 TICKET = make_ticket()
@@ -384,9 +372,7 @@ async def test_work_in_a_batch_of_fewer_units_than_it_holds_is_submitted_at_once
     assert (vars(said)["declared"], vars(said)["holds"]) == (49, 50)
 
 
-async def test_orchestrator_is_asked_after_each_batch_and_ever_less_often(
-    desk: Silenced,
-) -> None:
+async def test_orchestrator_is_asked_after_each_batch_and_ever_less_often(desk: Silenced) -> None:
     desk.sign()
     desk.asked.fail("state", UNREACHABLE)
     asked = []
@@ -661,9 +647,7 @@ async def accept(desk: Silenced) -> SignedSubmission:
     return signed
 
 
-async def test_file_of_accepted_work_is_kept_until_nothing_can_challenge_it(
-    desk: Silenced,
-) -> None:
+async def test_file_of_accepted_work_is_kept_until_nothing_can_challenge_it(desk: Silenced) -> None:
     signed = await accept(desk)
     await desk.at(FINAL_AT - 1)
     assert desk.journal.data(signed) == DATA
@@ -673,9 +657,7 @@ async def test_file_of_accepted_work_is_kept_until_nothing_can_challenge_it(
     assert not desk.duty.accepted
 
 
-async def test_file_of_accepted_work_is_kept_while_a_case_about_it_is_open(
-    desk: Silenced,
-) -> None:
+async def test_file_of_accepted_work_is_kept_while_a_case_about_it_is_open(desk: Silenced) -> None:
     signed = await accept(desk)
     name = as_claimed(SIGNED.submission, WORKER_ID).leaf(3, 0)
     desk.view.cases[name] = summons(case_id=name, is_summons=False, claims=[])

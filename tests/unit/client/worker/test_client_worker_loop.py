@@ -8,11 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from worlds.client_chain import (
-    UNREACHABLE,
-    WORKER_ID,
-    make_account,
-)
+from worlds.client_chain import UNREACHABLE, WORKER_ID, make_account
 from worlds.client_desk import Desk, make_record, run_until
 from worlds.client_world import (
     DOMAIN,
@@ -32,12 +28,7 @@ from muster.chain import WorkerStatus
 from muster.client.validator.judging import examine
 from muster.protocol.eip712 import address_of, digest, recover
 from muster.protocol.encoding import file_hash, keccak
-from muster.protocol.errors import (
-    ApiError,
-    ConfigError,
-    EngineError,
-    MusterError,
-)
+from muster.protocol.errors import ApiError, ConfigError, EngineError, MusterError
 from muster.protocol.ids import PolicyVersion, to_address
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
 from muster.protocol.rollouts import decode_rollouts
@@ -67,8 +58,7 @@ async def test_policy_is_fetched_with_the_root_on_chain_and_loaded_once(desk: De
 
 async def test_idle_worker_prefetches_the_newest_policy(desk: Desk) -> None:
     await run_until(
-        desk.loop,
-        lambda: desk.engine.policy_version == VERSION and desk.loop.state == "idle",
+        desk.loop, lambda: desk.engine.policy_version == VERSION and desk.loop.state == "idle"
     )
 
 

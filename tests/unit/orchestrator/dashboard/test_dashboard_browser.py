@@ -239,10 +239,7 @@ Object.getOwnPropertyDescriptor(Navigator.prototype, "language").get.call(naviga
 
 @pytest.mark.parametrize(
     ("locale", "own", "number", "mark"),
-    [
-        ("C", "en-US@posix", "1,234.5", "."),
-        ("de_DE", "de-DE", "1.234,5", ","),
-    ],
+    [("C", "en-US@posix", "1,234.5", "."), ("de_DE", "de-DE", "1.234,5", ",")],
 )
 async def test_charts_speak_the_language_of_the_browser(
     stage: Stage, locale: str, own: str, number: str, mark: str

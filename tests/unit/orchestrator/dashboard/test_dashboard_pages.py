@@ -12,13 +12,7 @@ from pathlib import Path
 import httpx
 import orchestrator_bench
 import pytest
-from dashboard_stage import (
-    History,
-    save_tokenizer,
-    sorting_rollouts,
-    store,
-    train,
-)
+from dashboard_stage import History, save_tokenizer, sorting_rollouts, store, train
 from hypothesis import given, strategies as st
 from orchestrator_bench import Bench
 from orchestrator_fakes import RUN, Network

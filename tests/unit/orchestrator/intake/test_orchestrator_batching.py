@@ -169,9 +169,7 @@ async def test_composition_is_committed_when_the_process_died_before_sending_it(
         assert network.chain.ledger.committed[0][0] == batch_root([first.leaf()])
 
 
-async def test_submissions_wait_again_when_the_process_died_while_composing(
-    tmp_path: Path,
-) -> None:
+async def test_submissions_wait_again_when_the_process_died_while_composing(tmp_path: Path) -> None:
     network = Network()
     async with open_bench(tmp_path, network) as bench:
         await bench.upload(0, b"one")

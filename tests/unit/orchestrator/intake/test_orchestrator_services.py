@@ -30,9 +30,7 @@ class Ticking:
 
 
 @given(
-    rate=st.floats(0.5, 50),
-    burst=st.integers(1, 20),
-    pauses=st.lists(st.floats(0, 2), max_size=60),
+    rate=st.floats(0.5, 50), burst=st.integers(1, 20), pauses=st.lists(st.floats(0, 2), max_size=60)
 )
 def test_rate_limit_never_passes_more_than_burst_plus_rate(
     rate: float, burst: int, pauses: list[float]

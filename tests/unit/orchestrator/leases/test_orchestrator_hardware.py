@@ -12,12 +12,7 @@ from orchestrator_fakes import RUN, Network, submission_for
 
 from muster.api import HeartbeatAnswer, Lease, NoWork
 from muster.orchestrator.db.query import plain
-from muster.orchestrator.leases.fitness import (
-    CHALLENGES,
-    RETEST_S,
-    Timed,
-    is_slow,
-)
+from muster.orchestrator.leases.fitness import CHALLENGES, RETEST_S, Timed, is_slow
 from muster.protocol.eip712 import address_of, digest, sign
 from muster.protocol.ids import RunId
 from muster.protocol.messages import HardwareReport

@@ -241,9 +241,7 @@ async def test_what_the_committer_caused_costs_the_worker_nothing(
             await judge(bench, submissions, Verdict.REJECTED, reason)
 
 
-async def test_a_worker_that_delivers_holds_more_and_no_more_than_its_share(
-    tmp_path: Path,
-) -> None:
+async def test_a_worker_that_delivers_holds_more_and_no_more_than_its_share(tmp_path: Path) -> None:
     async with crowd(tmp_path) as bench:
         for _ in range(6):
             await judge(bench, await serve(bench, 1, rounds=2), Verdict.ACCEPTED, Reason.NONE)

@@ -63,11 +63,7 @@ async def test_the_runs_next_account_signs_tickets_of_work_in_progress(tmp_path:
         assert await signers(bench) == {address_of(key)}
 
 
-@given(
-    used=st.integers(0, 10**6),
-    outstanding=st.integers(0, 10**6),
-    per_step=st.integers(1, 1000),
-)
+@given(used=st.integers(0, 10**6), outstanding=st.integers(0, 10**6), per_step=st.integers(1, 1000))
 def test_next_step_holds_exactly_its_share_of_submissions(
     used: int, outstanding: int, per_step: int
 ) -> None:

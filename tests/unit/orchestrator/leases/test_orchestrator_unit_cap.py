@@ -99,9 +99,7 @@ async def test_unjudged_units_are_free_once_nobody_can_appeal(bench: Bench) -> N
     assert await in_flight(bench) == 0
 
 
-async def test_expired_lease_counts_until_its_upload_can_be_committed_no_more(
-    bench: Bench,
-) -> None:
+async def test_expired_lease_counts_until_its_upload_can_be_committed_no_more(bench: Bench) -> None:
     lease = await bench.lease()
     bench.set_chain_time(lease.ticket.deadline + 60)
     assert await in_flight(bench) == MAX_UNITS

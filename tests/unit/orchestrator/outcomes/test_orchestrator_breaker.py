@@ -100,9 +100,7 @@ async def test_votes_of_accounts_without_a_seat_do_not_count(bench: Bench) -> No
     assert pauses(bench) == []
 
 
-async def test_evidence_is_what_the_chain_has_the_hash_of_and_anybody_gets_it(
-    bench: Bench,
-) -> None:
+async def test_evidence_is_what_the_chain_has_the_hash_of_and_anybody_gets_it(bench: Bench) -> None:
     submissions = await judged(bench, TOPLOC, TOPLOC, TOPLOC)
     await bench.guard()
     (found,) = bench.services.projection.run.pauses
@@ -147,9 +145,7 @@ async def test_pause_is_tried_again_when_it_fails_and_nothing_is_executed(
     assert len(pauses(bench)) == 1
 
 
-async def test_doubtful_frauds_wait_for_the_prolonged_window_then_are_slashed(
-    bench: Bench,
-) -> None:
+async def test_doubtful_frauds_wait_for_the_prolonged_window_then_are_slashed(bench: Bench) -> None:
     await judged(bench, TOPLOC, TOPLOC, TOPLOC)
     await bench.guard()
     until = bench.services.projection.run.slashing_paused_until

@@ -11,12 +11,7 @@ from orchestrator_fakes import RUN
 from muster.api.answers import Watched
 from muster.orchestrator.http.quotas import Readings
 from muster.orchestrator.outcomes.checking import PROOF_DUE_S, SUMMARY_AGE_S
-from muster.protocol.checking import (
-    Checking,
-    CheckReport,
-    fingerprints_hash,
-    pack_fingerprints,
-)
+from muster.protocol.checking import Checking, CheckReport, fingerprints_hash, pack_fingerprints
 from muster.protocol.eip712 import address_of, digest, sign
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ApiError

@@ -210,9 +210,7 @@ async def judge(bench: Bench, submission: Submission) -> None:
     await bench.record()
 
 
-async def test_second_submission_for_a_slot_is_shown_once_the_first_is_judged(
-    bench: Bench,
-) -> None:
+async def test_second_submission_for_a_slot_is_shown_once_the_first_is_judged(bench: Bench) -> None:
     submission, _ = await double_upload(bench, file_hash=file_hash(b"another file"))
     await bench.report()
     assert proven(bench) == []

@@ -364,7 +364,7 @@ def test_inputs_of_each_ranks_part_wait_on_the_host() -> None:
         return _flat(own)
 
     ways: list[tuple[Recompute, type[Lane]]] = [
-        *(("none", Lane), ("host", Lane), ("host", Elsewhere)),
+        *(("none", Lane), ("host", Lane), ("host", Elsewhere))
     ]
     kept, sent, wrong = (together(partial(gradient, *way), 2) for way in ways)
     for one, other, another in zip(kept, sent, wrong, strict=True):

@@ -152,9 +152,7 @@ def test_a_policy_of_which_nothing_was_graded_has_no_reward() -> None:
     assert (figures["eval_problems"], figures["eval_ungraded"]) == (0, 2)
 
 
-def test_a_machine_that_could_grade_nothing_has_no_results(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_machine_that_could_grade_nothing_has_no_results(monkeypatch: pytest.MonkeyPatch) -> None:
     disturbed = Undecided("no memory", is_disturbance=True)
     monkeypatch.setattr(evaluate, "verify_all", lambda answers: [disturbed] * len(answers))
     with pytest.raises(NotYet, match="no problem could be graded: no memory"):

@@ -63,9 +63,7 @@ def accepted(folder: Path, index: int, problem: int, rewards: str) -> OutcomeRec
 
 def run_of(tasks: Any = TASKS) -> Any:
     config = SimpleNamespace(
-        task_set_hash=tasks.hash(),
-        base_model_hash=Hash32(b"m" * 32),
-        recipe_hash=Hash32(b"r" * 32),
+        task_set_hash=tasks.hash(), base_model_hash=Hash32(b"m" * 32), recipe_hash=Hash32(b"r" * 32)
     )
     checkpoint = SimpleNamespace(manifest_root=Hash32(b"1" * 32))
     return SimpleNamespace(run_id=7, config=config, checkpoints={V1: checkpoint})

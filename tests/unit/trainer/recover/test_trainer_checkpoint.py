@@ -312,10 +312,7 @@ def test_next_step_s_gradient_is_computed_while_the_state_is_written(
         for weight in learner.model.parameters()
     ]
     writing = checkpoints.save(
-        _state(1),
-        learner.state(),
-        first=lambda: may_write.wait(10),
-        release=learner.hold(),
+        _state(1), learner.state(), first=lambda: may_write.wait(10), release=learner.hold()
     )
     learner.step(2, groups)  # type: ignore[arg-type]
     writing.result(10)

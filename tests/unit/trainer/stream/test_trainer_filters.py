@@ -80,8 +80,7 @@ def test_equal_completions_of_different_seeds_are_no_duplicates() -> None:
 
 
 @pytest.mark.parametrize(
-    ("last", "drops", "expected"),
-    [(3, True, {Drop.TRUNCATED: 1}), (EOS, True, {}), (3, False, {})],
+    ("last", "drops", "expected"), [(3, True, {Drop.TRUNCATED: 1}), (EOS, True, {}), (3, False, {})]
 )
 def test_truncated_sample_is_left_out_if_the_recipe_says_so(
     last: int, drops: bool, expected: dict[Drop, int]

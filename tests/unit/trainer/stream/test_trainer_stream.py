@@ -267,8 +267,7 @@ async def test_unknown_last_record_is_taken_on_trust() -> None:
 
 
 PLANS = st.lists(
-    st.tuples(st.sampled_from(["good", "stale", "broken", "late"]), st.integers(0, 3)),
-    max_size=14,
+    st.tuples(st.sampled_from(["good", "stale", "broken", "late"]), st.integers(0, 3)), max_size=14
 )
 
 
