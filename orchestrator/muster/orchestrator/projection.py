@@ -13,11 +13,18 @@ from muster.chain import BatchView, CaseView, ChainView, CheckpointView, Event, 
 from muster.chain.conversion import lenient_reason
 from muster.chain.structs import BatchStatus
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
-from muster.protocol.messages import OutcomeRecord, Reason, Ticket, Verdict
+from muster.protocol.messages import OutcomeRecord, Reason, Submission, Ticket, Verdict
 from muster.protocol.recipe import TrainingRecipe
 
 NEWEST_BATCHES = 32
 """Number of newest batches, of all runs, that measure the speed of checking."""
+Slot = tuple[Address, int, int]
+"""Worker, rollout step and index: what one ticket is for."""
+
+
+def slot_of(work: Submission) -> Slot:
+    """Return the slot that a submission fills."""
+    return work.worker, work.step, work.index
 
 
 @dataclass(slots=True)
@@ -253,9 +260,28 @@ class Projection:
         # Not `get` with a default: rankings call this for every worker, and most have a tally.
         return VerdictTally() if found is None else found
 
-    def judged(self, file_hash: Hash32) -> Judged | None:
-        """Return a submission's outcome, if it has one."""
-        return self._judged.get(file_hash)
+    def judged(self, slot: Slot, file_hash: Hash32) -> Judged | None:
+        """Return a submission's outcome, if it has one.
+
+        The file alone does not name the submission: any worker can sign another's file hash. The
+        first outcome counts, unless it is about a misdeclared batch: that one used no slots, and
+        its work is judged again.
+        """
+        member = self.run.members.get(slot[0])
+        if member is None:
+            return None
+        own = (member.worker_id, *slot[1:])
+        found = [
+            each
+            for each in self.naming(file_hash)
+            if (each.record.worker_id, each.record.step, each.record.index) == own
+        ]
+        counted = (each for each in found if each.reason is not Reason.BATCH_MISDECLARED)
+        return next(counted, found[-1] if found else None)
+
+    def naming(self, file_hash: Hash32) -> tuple[Judged, ...]:
+        """Return the outcomes that name a file, of any worker, in chain order."""
+        return self._judged.get(file_hash, ())
 
     def batch_with_root(self, root: Hash32) -> BatchView | None:
         """Return the first batch of the run that was committed with this root."""
@@ -318,7 +344,7 @@ class Projection:
         self.signed = dict[Address, PostedSignatures]()
         """The validators' signatures of posted outcomes."""
         self._tallies = dict[int, VerdictTally]()
-        self._judged = dict[Hash32, Judged]()
+        self._judged = dict[Hash32, tuple[Judged, ...]]()
         self._unjudged = set[int]()
         self._batch_of_root = dict[Hash32, int]()
         self._judged_batches = self._streamed = 0
@@ -365,10 +391,7 @@ class Projection:
 
     def _add_outcome(self, batch_id: int, position: int, record: OutcomeRecord) -> None:
         judged = Judged(batch_id, position, record)
-        earlier = self._judged.setdefault(record.file_hash, judged)
-        if earlier.reason is Reason.BATCH_MISDECLARED:
-            # That batch used no slots: its work is judged again.
-            self._judged[record.file_hash] = judged
+        self._judged[record.file_hash] = (*self._judged.get(record.file_hash, ()), judged)
         self._posted_units[record.worker_id] += record.units
         self._by_worker[record.worker_id].append(judged)
         self._count(judged, record.verdict, record.reason)

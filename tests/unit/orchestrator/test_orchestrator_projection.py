@@ -4,7 +4,7 @@ from hypothesis import given, strategies as st
 from orchestrator_fakes import RUN, Emitter, Network
 
 from muster.chain import Event
-from muster.orchestrator.projection import Projection, StreamProgress
+from muster.orchestrator.projection import Judged, Projection, StreamProgress
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import Hash32, PolicyVersion, RunId, Step
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
@@ -59,6 +59,11 @@ def projection() -> tuple[Projection, Emitter]:
     return Projection(network.view, RUN, TRAINING), network.chain.emit
 
 
+def judged(projection: Projection, record: OutcomeRecord) -> Judged | None:
+    worker = projection.view.worker_by_id[record.worker_id].address
+    return projection.judged((worker, record.step, record.index), record.file_hash)
+
+
 def snapshot(projection: Projection) -> object:
     progress = projection.progress
     return (
@@ -67,7 +72,7 @@ def snapshot(projection: Projection) -> object:
         projection.frauds,
         projection.batch_counts,
         projection.trained_submissions,
-        [projection.judged(keccak(n.to_bytes(4, "big"))) for n in range(20)],
+        [projection.naming(keccak(n.to_bytes(4, "big"))) for n in range(20)],
     )
 
 
@@ -140,9 +145,26 @@ def test_first_outcome_of_a_file_stands_when_it_was_judged_twice() -> None:
             posted(emit, 2, [record(0, Verdict.REJECTED)]),
         ],
     )
-    judged = fed.judged(keccak((0).to_bytes(4, "big")))
-    assert judged is not None
-    assert (judged.batch_id, judged.verdict) == (1, Verdict.ACCEPTED)
+    found = judged(fed, record(0, Verdict.ACCEPTED))
+    assert found is not None
+    assert (found.batch_id, found.verdict) == (1, Verdict.ACCEPTED)
+
+
+def test_outcome_of_a_submission_is_its_own_whoever_else_names_its_file() -> None:
+    fed, emit = projection()
+    own, others = record(0, Verdict.ACCEPTED, worker=1), record(0, Verdict.REJECTED, worker=2)
+    feed(
+        fed,
+        [
+            committed(emit, 1, keccak(b"1"), 1),
+            committed(emit, 2, keccak(b"2"), 1),
+            posted(emit, 1, [others]),
+            posted(emit, 2, [own]),
+        ],
+    )
+    assert judged(fed, own) == Judged(2, 0, own)
+    assert judged(fed, others) == Judged(1, 0, others)
+    assert judged(fed, replace(own, index=1)) is None
 
 
 def test_outcome_of_a_misdeclared_batch_gives_way_to_the_next() -> None:
@@ -155,9 +177,7 @@ def test_outcome_of_a_misdeclared_batch_gives_way_to_the_next() -> None:
         for event in events:
             derived.view.apply(event)
         derived.apply(events)
-    judged = derived.judged(accepted.file_hash)
-    assert judged is not None
-    assert judged.record == accepted
+    assert judged(derived, accepted) == Judged(2, 0, accepted)
 
 
 @given(refills=st.lists(st.integers(0, 3), min_size=1, max_size=6), lost=st.sets(st.integers(0, 4)))

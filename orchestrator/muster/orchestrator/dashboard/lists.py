@@ -22,7 +22,7 @@ from muster.orchestrator.db.statements import (
 )
 from muster.orchestrator.db.tables import submissions
 from muster.orchestrator.leases.life import WorkerState
-from muster.orchestrator.projection import Judged, VerdictTally
+from muster.orchestrator.projection import Judged, VerdictTally, slot_of
 from muster.orchestrator.services import Services
 from muster.protocol.encoding import hex0x
 from muster.protocol.ids import Address, Hash32
@@ -158,8 +158,9 @@ async def find_submission(services: Services, file_hash: Hash32) -> SubmissionDe
     """Return one submission; None when neither the database nor the chain has it."""
     [rows] = await services.database.ask(by_file(file_hash=file_hash))
     row = SubmissionRow(*rows[0]) if rows else None
-    outcome = services.projection.judged(file_hash)
+    outcome = None if row else next(iter(services.projection.naming(file_hash)), None)
     if row is not None:
+        outcome = services.projection.judged(slot_of(row.claim), file_hash)
         line = _line_of_row(services, row)
     elif outcome is not None:
         line = _line_of_outcome(services, outcome)
@@ -221,7 +222,8 @@ async def _is_paid(services: Services, line: SubmissionLine) -> bool | None:
 
 
 def _line_of_row(services: Services, row: SubmissionRow) -> SubmissionLine:
-    outcome, claim = services.projection.judged(row.file_hash), row.claim
+    claim = row.claim
+    outcome = services.projection.judged(slot_of(claim), row.file_hash)
     batch = row.batch_root and services.projection.batch_with_root(row.batch_root)
     return SubmissionLine(
         submission_id=hex0x(row.file_hash),

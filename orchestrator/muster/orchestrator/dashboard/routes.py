@@ -201,7 +201,8 @@ async def submission_page(submission_id: str, request: Request, services: Servic
         detail=detail,
         case=_case_of(view, batch, detail.position),
         slashes=[services.status.slash(s) for s in slashes],
-        samples=await dashboard_of(request).samples.of(file_hash),
+        # Before its verdict nobody but validators may read it.
+        samples=await dashboard_of(request).samples.of(file_hash) if detail.recorded else [],
         has_text=dashboard_of(request).samples.has_text,
     )
 

@@ -119,9 +119,7 @@ class SampleCache:
         ]
 
     async def of(self, file_hash: Hash32) -> list[ShownSample]:
-        """Return samples of a submission; none before its verdict, or when it cannot be shown."""
-        if self._services.projection.judged(file_hash) is None:
-            return []
+        """Return samples of a judged submission; none when it cannot be shown."""
         if not self.has_text and await self._tokenizer.find():
             self._known.clear()
         if file_hash not in self._known and self._waiting < MAX_WAITING:

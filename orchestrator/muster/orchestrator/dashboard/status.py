@@ -16,7 +16,7 @@ from muster.orchestrator.intake.batching import Batching
 from muster.orchestrator.leases.leases import Leases
 from muster.orchestrator.leases.life import Heartbeats, Lives
 from muster.orchestrator.outcomes.outcomes import ValidatorCalls
-from muster.orchestrator.projection import Projection
+from muster.orchestrator.projection import Projection, slot_of
 from muster.protocol.encoding import hex0x
 from muster.protocol.ids import Step
 from muster.protocol.messages import OutcomeRecord, Reason
@@ -191,7 +191,8 @@ class StatusBuilder:
         return batch.records[slash.position]
 
     def _submission(self, row: SubmissionRow) -> SubmissionStatus:
-        judged, claim = self.projection.judged(row.file_hash), row.claim
+        claim = row.claim
+        judged = self.projection.judged(slot_of(claim), row.file_hash)
         batch = row.batch_root and self.projection.batch_with_root(row.batch_root)
         batch_id = judged.batch_id if judged else batch.batch_id if batch else None
         return SubmissionStatus(

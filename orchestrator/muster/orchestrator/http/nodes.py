@@ -23,7 +23,7 @@ from muster.orchestrator.http.requests import (
 from muster.orchestrator.intake.intake import AlreadyHeld
 from muster.orchestrator.leases.leases import SignedTicket
 from muster.orchestrator.metrics import HEARTBEATS, LEASES, SUBMISSIONS, UPLOAD_BYTES
-from muster.orchestrator.projection import Projection
+from muster.orchestrator.projection import Projection, slot_of
 from muster.protocol.errors import ProtocolError
 from muster.protocol.ids import Hash32, PolicyVersion, to_hash32
 from muster.protocol.messages import Submission
@@ -124,7 +124,12 @@ async def state_of(
 ) -> SubmissionState:
     """Return a submission's state; its outcome is known even if the file was never uploaded
     here."""
-    judged = projection.judged(file_hash)
+    [rows] = await database.ask(by_file(file_hash=file_hash))
+    row = SubmissionRow(*rows[0]) if rows else None
+    if row is not None:
+        judged = projection.judged(slot_of(row.claim), file_hash)
+    else:
+        judged = next(iter(projection.naming(file_hash)), None)
     if judged is not None:
         return SubmissionState(
             state="judged",
@@ -133,10 +138,8 @@ async def state_of(
             verdict=judged.verdict,
             reason=judged.reason,
         )
-    [rows] = await database.ask(by_file(file_hash=file_hash))
-    if not rows:
+    if row is None:
         raise refuse("submission_unknown", "no submission with this file hash was received")
-    row = SubmissionRow(*rows[0])
     batch = row.batch_root and projection.batch_with_root(row.batch_root)
     if not batch:
         return SubmissionState(state="received")

@@ -18,7 +18,7 @@ from muster.orchestrator.db.query import Query
 from muster.orchestrator.db.tables import submissions
 from muster.orchestrator.intake.files import FileStore
 from muster.orchestrator.ports import Constants
-from muster.orchestrator.projection import Judged, Projection
+from muster.orchestrator.projection import Judged, Projection, Slot
 from muster.protocol.ids import Hash32
 from muster.protocol.messages import Verdict
 
@@ -29,6 +29,7 @@ PAGE = 500
 _PAGE = Query(
     select(
         *(submissions.c.sequence, submissions.c.file_hash),
+        *(submissions.c.worker, submissions.c.step, submissions.c.index),
         *(submissions.c.leaf, submissions.c.batch_root),
     )
     .where(submissions.c.has_file, submissions.c.sequence > bindparam("after"))
@@ -49,6 +50,7 @@ class KeptFile:
     sequence: int
     """Order of upload."""
     file_hash: Hash32
+    slot: Slot
     roots: frozenset[Hash32]
     """Roots of the batches that it can be in: its batch, and a batch of it alone."""
 
@@ -81,7 +83,7 @@ class Retention:
 
     def may_go(self, held: KeptFile) -> bool:
         """Return whether nobody has needed a file for the retention time."""
-        judged = self.projection.judged(held.file_hash)
+        judged = self.projection.judged(held.slot, held.file_hash)
         if judged is None:
             return self._is_past_appeal(held)
         batch = self.projection.view.batches[judged.batch_id]
@@ -120,8 +122,13 @@ class Retention:
     async def _page(self, *, after: int) -> list[KeptFile]:
         [rows] = await self.database.search(_PAGE(after=after, limit=PAGE))
         return [
-            KeptFile(number, Hash32(name), frozenset(Hash32(root) for root in roots if root))
-            for number, name, *roots in rows
+            KeptFile(
+                number,
+                Hash32(name),
+                (worker, step, index),
+                frozenset(Hash32(root) for root in roots if root),
+            )
+            for number, name, worker, step, index, *roots in rows
         ]
 
     async def _note(self, dropped: list[Hash32]) -> None:

@@ -112,7 +112,7 @@ class Allowance:
 
 def end_of(
     ticket: Past,
-    judged: Callable[[Hash32], Judged | None],
+    judged: Callable[[Past, Hash32], Judged | None],
     is_used: Callable[[int, int], bool],
     now: int,
 ) -> TicketEnd:
@@ -122,7 +122,7 @@ def end_of(
             return TicketEnd.OPEN
         # The worker committed the work directly.
         return TicketEnd.EXCUSED if is_used(ticket.step, ticket.index) else TicketEnd.LOST
-    found = judged(ticket.file_hash)
+    found = judged(ticket, ticket.file_hash)
     if found is None:
         return TicketEnd.WAITING
     if found.verdict is Verdict.ACCEPTED:

@@ -71,10 +71,10 @@ from muster.orchestrator.leases.fitness import (
 )
 from muster.orchestrator.leases.life import HEARD, Lives, WorkerState
 from muster.orchestrator.leases.shares import Shares, Turns, UnitCap
-from muster.orchestrator.projection import Projection
+from muster.orchestrator.projection import Judged, Projection
 from muster.protocol.eip712 import Domain, address_of, digest, sign, signer_of
 from muster.protocol.encoding import abi_words, address_bytes, keccak
-from muster.protocol.ids import Address, PolicyVersion, Step
+from muster.protocol.ids import Address, Hash32, PolicyVersion, Step
 from muster.protocol.messages import Ticket
 from muster.protocol.reasons import OTHERS_FAULTS
 from muster.protocol.recipe import TrainingRecipe
@@ -298,7 +298,10 @@ class Leases:
         def is_used(step: int, index: int) -> bool:
             return projection.view.slot_used(projection.run_id, worker.worker_id, step, index)
 
-        ends = [(each, end_of(each, projection.judged, is_used, now)) for each in account.past]
+        def judged(past: Past, file_hash: Hash32) -> Judged | None:
+            return projection.judged((worker.address, past.step, past.index), file_hash)
+
+        ends = [(each, end_of(each, judged, is_used, now)) for each in account.past]
         return allowance_of(
             ends, now, lease_s=self.lease_s, outcome_deadline_s=self.outcome_deadline_s
         )

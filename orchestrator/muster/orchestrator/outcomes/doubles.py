@@ -29,7 +29,7 @@ from muster.orchestrator.db.query import Query, Queryable, Statement, given, new
 from muster.orchestrator.db.statements import SubmissionRow
 from muster.orchestrator.db.tables import doubles
 from muster.orchestrator.intake.files import FileStore, StoredDouble
-from muster.orchestrator.projection import Projection
+from muster.orchestrator.projection import Projection, slot_of
 from muster.protocol.eip712 import Domain, signer_of
 from muster.protocol.encoding import hex0x
 from muster.protocol.ids import Address, BatchName
@@ -152,13 +152,11 @@ class Doubles:
     def _provable(self, one: SignedWork, other: SignedWork) -> Iterator[Fault]:
         """Yield the proof, if one of the two submissions was judged."""
         for first, second in ((one, other), (other, one)):
-            judged = self._projection.judged(first.submission.file_hash)
+            work = first.submission
+            judged = self._projection.judged(slot_of(work), work.file_hash)
             batch = None if judged is None else self._projection.batch(judged.batch_id)
-            member = self._projection.run.members.get(first.submission.worker)
+            member = self._projection.run.members.get(work.worker)
             if judged is None or batch is None or member is None:
-                continue
-            record, slot = judged.record, _slot_of(first.submission)
-            if (member.address, record.step, record.index) != slot:
                 continue
             node = signer_of(self._domain, second.submission, second.signature)
             if node is not None and member.answers_for(node, batch.committed_at):
@@ -221,7 +219,3 @@ def shown_by(batch: BatchView, validator: Address) -> list[SignedRecords]:
         for records_hash, signatures in batch.shown.items()
         if validator in signatures and records_hash != WITHHELD
     ]
-
-
-def _slot_of(submission: Submission) -> tuple[str, int, int]:
-    return submission.worker, submission.step, submission.index

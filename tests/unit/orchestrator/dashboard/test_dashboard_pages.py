@@ -37,6 +37,7 @@ from muster.orchestrator.dashboard.render import ago, compact, percent, shorten,
 from muster.orchestrator.dashboard.sample_reader import choose
 from muster.orchestrator.db.query import plain
 from muster.orchestrator.outcomes.settlement import Payments
+from muster.orchestrator.projection import slot_of
 from muster.protocol.errors import ChainUnreachable
 from muster.protocol.ids import Address, Hash32
 from muster.protocol.jury import Ruling
@@ -250,7 +251,7 @@ async def test_cursor_walks_over_everything_once(site: Site, wanted: Wanted) -> 
     projection = site.bench.services.projection
     expected = []
     for claim in site.history.claims():
-        judged = projection.judged(claim.file_hash)
+        judged = projection.judged(slot_of(claim), claim.file_hash)
         verdict = judged and projection.standing_verdict(judged)
         if wanted.step in (None, claim.step) and wanted.verdict in (None, verdict):
             expected.append(f"0x{claim.file_hash.hex()}")
@@ -392,7 +393,7 @@ async def test_samples_show_text_with_what_hides_made_visible(site: Site) -> Non
 
 async def test_files_are_not_shown_before_their_verdict(site: Site) -> None:
     claim = list(site.history.claims())[255]
-    assert site.bench.services.projection.judged(claim.file_hash) is None
+    assert not site.bench.services.projection.naming(claim.file_hash)
     path = site.bench.services.settings.files / f"{claim.file_hash.hex()}.parquet"
     path.write_bytes(site.history.files[site.shown.file_hash])
     assert "Not shown yet" in await site.get(f"/submissions/0x{claim.file_hash.hex()}")

@@ -7,6 +7,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -207,6 +208,23 @@ async def test_allowance_is_the_same_after_a_restart(tmp_path: Path) -> None:
         await rotation(bench)()
         assert await lease(bench, 0) == NoWork(retry_after_s=1.0, reason="share")
         assert isinstance(await lease(bench, 1), Lease)
+
+
+async def test_rejected_work_that_names_a_file_costs_only_its_signer(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as bench:
+        network = bench.network
+        attacker = network.worker(ATTACKER).address
+        for number in range(8):
+            [honest] = await serve(bench, 1)
+            named = replace(honest, worker=attacker, index=1000 + number)
+            batch_id = network.chain.ledger.submit_direct(network.work(named, ATTACKER))
+            await bench.follow()
+            await bench.judge(batch_id, [named], Verdict.REJECTED, Reason.SCHEMA)
+            await bench.record()
+            await judge(bench, [honest], Verdict.ACCEPTED, Reason.NONE)
+            async with bench.node(1) as api:
+                shown = await api.submission_state(honest.file_hash)
+            assert (shown.verdict, shown.batch_id) == (Verdict.ACCEPTED, batch_id + 1)
 
 
 async def test_files_of_nothing_hold_what_a_newcomer_may(tmp_path: Path) -> None:
