@@ -2,7 +2,8 @@
 
 A source is the base URL of an orchestrator, of a relay's file room or of any server with the same
 paths. Most are named by strangers, on chain: no answer is trusted, and each source gets a limited
-time and number of bytes. A source that hangs delays the next by a few seconds only. A source may
+time and number of bytes. A source that hangs delays the next by a few seconds only. A stranger's
+source is a scheme, a host and a port, and all addresses of its host must be public. A source may
 redirect us for content that has a hash, as orchestrators with a bucket do: a few times, without our
 signature, and never into a private network that the source is not in.
 """
@@ -16,10 +17,13 @@ import secrets
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
+from urllib.parse import urlsplit
 
 import httpx
 from pydantic import ValidationError
@@ -35,6 +39,7 @@ from muster.protocol.errors import ApiError, MusterError, ProtocolError, Storage
 from muster.protocol.ids import Address, Hash32, RunId
 from muster.protocol.merkle import batch_root
 from muster.shardcast.cache import require_room
+from muster.shardcast.http_client import DEFAULT_PORTS, ConnectsTo
 from muster.tasks.document import document_root
 
 logger = logging.getLogger(__name__)
@@ -62,10 +67,13 @@ DOCUMENTS_HINT = (
     "relays have no task set, recipe or calibration: give an orchestrator with --source URL, "
     "or any server that shows a copy of its --documents as /v1/documents/HASH"
 )
+_SOURCE = re.compile(r"https?://[A-Za-z0-9._:\[\]-]+/?")
 _CODE = re.compile(r"[a-z_]{1,40}")
 _REFUSED = (401, 403)
 _ELSEWHERE = (301, 302, 303, 307, 308)
 _EMBEDS_IPV4 = ipaddress.ip_network("64:ff9b::/96")
+_RESOLVING = ThreadPoolExecutor(16, thread_name_prefix="resolve")
+"""Threads of their own: names of strangers that hang occupy none that others wait for."""
 _FAILURES = (httpx.HTTPError, httpx.InvalidURL, OSError, TimeoutError, MusterError)
 
 
@@ -74,7 +82,7 @@ class SourcePatience:
     """Timeouts for sources."""
 
     connect_s: float = 5.0
-    """Longest wait for a connection, and for each chunk of an answer."""
+    """Longest wait for a host's addresses, for a connection, and for each chunk of an answer."""
     source_s: float = 60.0
     """Deadline for one answer of one source: 64 MiB at 1.1 MB/s."""
     hedge_s: float = 3.0
@@ -103,10 +111,72 @@ async def resolve(host: str, port: int) -> list[str]:
     """Return the addresses of a host from the system's resolver."""
     loop = asyncio.get_running_loop()
     try:
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        found = await loop.run_in_executor(
+            _RESOLVING, partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        )
     except UnicodeError as error:
         raise OSError("no name that there could be") from error
     return [str(address[0]) for *_, address in found]
+
+
+class PrivateNetwork(ConnectionError):
+    """A stranger's URL leads into a private network."""
+
+
+class PublicHosts:
+    """Addresses of strangers' hosts. Each host is looked up once; all its addresses must be public.
+
+    Callers connect to the very address that was checked: a name may have another the next time.
+    """
+
+    def __init__(self, resolver: Resolve, patience_s: float) -> None:
+        self._resolver, self._patience_s = resolver, patience_s
+        self._found: dict[tuple[str, int], Sequence[str]] = {}
+
+    async def addresses(self, host: str, port: int) -> Sequence[str]:
+        """Return all addresses of a host; none when it has none, or none that are found in time."""
+        if (host, port) not in self._found:
+            try:
+                async with asyncio.timeout(self._patience_s):
+                    self._found[host, port] = await self._resolver(host, port)
+            except OSError:  # also TimeoutError
+                self._found[host, port] = ()
+        return self._found[host, port]
+
+    async def address(self, host: str, port: int) -> str:
+        """Return an address to connect to; raises PrivateNetwork or another ConnectionError."""
+        found = await self.addresses(host, port)
+        if not found:
+            raise ConnectionError("its host has no address")
+        if not all(map(_is_public, found)):
+            raise PrivateNetwork("it leads into a private network")
+        return found[0]
+
+
+class _PublicTransport(httpx.AsyncBaseTransport):
+    """Sends requests to public addresses only."""
+
+    def __init__(self, hosts: PublicHosts, inner: httpx.AsyncBaseTransport | None) -> None:
+        self._hosts = hosts
+        self._inner = inner or httpx.AsyncHTTPTransport(verify=tls_context(), trust_env=False)
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request to the checked address of its host, with the name in the SNI."""
+        host = request.url.raw_host.decode("ascii")
+        address = await self._hosts.address(host, request.url.port or 0)
+        pinned = httpx.Request(
+            request.method,
+            request.url.copy_with(host=address),
+            # A connection is not reused for another name at the same address.
+            headers={**request.headers, "connection": "close"},
+            stream=request.stream,
+            extensions={**request.extensions, "sni_hostname": host},
+        )
+        return await self._inner.handle_async_request(pinned)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._inner.aclose()
 
 
 class Sources:
@@ -124,16 +194,21 @@ class Sources:
         resolver: Resolve = resolve,
     ) -> None:
         """`urls` are our own; `named` are strangers'. Malformed named URLs are skipped and, unless
-        `allows_private`, so are those that lead to this machine or its network.
+        `allows_private`, those that lead to this machine or its network are not asked.
         """
         theirs = [url for url in named if _is_askable(url, allows_private=allows_private)]
         self.urls = list(dict.fromkeys(url.rstrip("/") for url in [*urls, *theirs]))[:MAX_SOURCES]
         self._own = frozenset(url.rstrip("/") for url in urls)
-        self._allows_private, self._resolve = allows_private, resolver
+        self._allows_private = allows_private
         self._signer = signer
         self._patience = patience or SourcePatience()
+        self._hosts = PublicHosts(resolver, self._patience.connect_s)
         self._transport = transport
-        self._http = httpx.AsyncClient(
+        self._http = self._client(transport)
+        self._public = self._client(_PublicTransport(self._hosts, transport))
+
+    def _client(self, transport: httpx.AsyncBaseTransport | None) -> httpx.AsyncClient:
+        return httpx.AsyncClient(
             transport=transport,
             verify=tls_context(),
             timeout=self._patience.connect_s,
@@ -148,6 +223,7 @@ class Sources:
 
     async def __aexit__(self, *_: object) -> None:
         await self._http.aclose()
+        await self._public.aclose()
 
     # Reading from sources
 
@@ -156,7 +232,7 @@ class Sources:
         path = f"/v1/files/{hex0x(submission_file_hash)}"
 
         async def ask(url: str) -> bytes:
-            data = await self._get(url + path, MAX_FILE_BYTES, follows=url)
+            data = await self._get(url, path, MAX_FILE_BYTES, follows=True)
             if await _hashed(file_hash, data) != submission_file_hash:
                 raise _lied("its file has another hash")
             return data
@@ -173,7 +249,7 @@ class Sources:
         """
 
         async def ask(url: str) -> BatchEntry:
-            data = await self._get(f"{url}/v1/work/{hex0x(leaf)}", MAX_SMALL_ANSWER_BYTES)
+            data = await self._get(url, f"/v1/work/{hex0x(leaf)}", MAX_SMALL_ANSWER_BYTES)
             entry = BatchEntry.model_validate_json(data)
             if entry.submission.leaf() != leaf:
                 raise _lied("it shows another submission")
@@ -187,7 +263,7 @@ class Sources:
         """Return all submissions of a batch that has this root; raises ApiError otherwise."""
 
         async def ask(url: str) -> list[BatchEntry]:
-            data = await self._get(f"{url}/v1/batches/{batch_id}", MAX_ANSWER_BYTES)
+            data = await self._get(url, f"/v1/batches/{batch_id}", MAX_ANSWER_BYTES)
             entries = await asyncio.to_thread(_entries_of, data, root, count)
             if entries is None:
                 raise _lied("it shows other submissions than those of the batch")
@@ -200,7 +276,7 @@ class Sources:
 
         async def ask(url: str) -> bytes:
             path = f"/v1/documents/{hex0x(document_hash)}"
-            data = await self._get(url + path, MAX_ANSWER_BYTES, follows=url)
+            data = await self._get(url, path, MAX_ANSWER_BYTES, follows=True)
             if await _hashed(keccak, data) != document_hash:
                 raise _lied("its document has another hash")
             return data
@@ -215,7 +291,10 @@ class Sources:
 
         async def ask(url: str) -> None:
             path.unlink(missing_ok=True)
-            async with OrchestratorApi(url, transport=self._transport) as api:
+            transport = self._transport
+            if not self._may_be_private(url):
+                transport = _PublicTransport(self._hosts, transport)
+            async with OrchestratorApi(url, transport=transport) as api:
                 await api.download(document_hash, path, max_bytes=max_bytes, admit=admit)
             if await asyncio.to_thread(document_root, path) != document_hash:
                 raise _lied("its task set has another root")
@@ -228,7 +307,7 @@ class Sources:
         """Return a source's information about a run if it is an orchestrator, else None."""
         try:
             async with asyncio.timeout(self._patience.source_s):
-                data = await self._get(f"{url}/v1/runs/{run_id}", MAX_SMALL_ANSWER_BYTES)
+                data = await self._get(url, f"/v1/runs/{run_id}", MAX_SMALL_ANSWER_BYTES)
             return RunInfo.model_validate_json(data)
         except (*_FAILURES, ValidationError):
             return None
@@ -237,6 +316,32 @@ class Sources:
         """Return the relays that an orchestrator names for a run; empty when it does not answer."""
         info = await self.run_info(run_id, orchestrator.rstrip("/"))
         return list(info.relays) if info else []
+
+    async def relays(self, run_id: RunId, own: Sequence[str]) -> tuple[list[str], ConnectsTo]:
+        """Return relays of a run, and what a client connects to for their hosts.
+
+        The relays are `own`, those that orchestrators among the sources name, and the sources,
+        which may themselves be relays; strangers' come last.
+        """
+        asked = await asyncio.gather(*(self.run_info(run_id, url) for url in self.urls))
+        ours, theirs = list(own), list[str]()
+        for source, info in zip(self.urls, asked, strict=True):
+            named = [*info.relays, info.origin] if info else []
+            if source in self._own:
+                ours += [*(url for url in named if not url_fault(url)), source]
+            else:
+                allows = self._allows_private
+                theirs += [url for url in named if _is_askable(url, allows_private=allows)]
+        theirs += [url for url in self.urls if url not in self._own]
+        known = {_host_of(url) for url in ours}
+
+        async def connects_to(host: str, port: int) -> str:
+            if self._allows_private or (host, port) in known:
+                return host
+            return await self._hosts.address(host, port)
+
+        relays = [*dict.fromkeys(ours), *list(dict.fromkeys(theirs))[:MAX_SOURCES]]
+        return list(dict.fromkeys(relays)), connects_to
 
     # Writing to sources
 
@@ -307,59 +412,48 @@ class Sources:
             raise _nobody(what, refused, hint)
         return found[0]
 
-    async def _get(self, url: str, max_bytes: int, *, follows: str | None = None) -> bytes:
+    async def _get(self, source: str, path: str, max_bytes: int, *, follows: bool = False) -> bytes:
         """Return a response body; a source that refuses strangers gets a signed request.
 
-        `follows` is the source that may redirect us, for content that is checked by its hash.
+        With `follows`, the source may redirect us, for content that is checked by its hash.
         """
-        status, body = await self._once(url, max_bytes, {})
+        place, ask = source + path, self._once
+        http = self._http if self._may_be_private(source) else self._public
+        status, body = await ask(http, place, max_bytes, {})
         if status in _REFUSED and self._signer is not None:
-            status, body = await self._once(url, max_bytes, self._signed(url, self._signer))
-        place = url
-        for _ in range(MAX_REDIRECTS if follows is not None else 0):
-            if status not in _ELSEWHERE or follows is None:
+            status, body = await ask(http, place, max_bytes, self._signed(place, self._signer))
+        for _ in range(MAX_REDIRECTS if follows else 0):
+            if status not in _ELSEWHERE:
                 break
             place = _place(place, body)
-            status, body = await self._elsewhere(follows, place, max_bytes)
+            http = self._http if await self._is_inside(source) else self._public
+            # Without our signature.
+            status, body = await ask(http, place, max_bytes, {})
         if status != 200:
             raise _lied(f"answered {status}", status=status)
         return body
 
-    async def _elsewhere(self, source: str, place: str, max_bytes: int) -> tuple[int, bytes]:
-        """Follow a redirect, without our signature. Connects to the very address that was checked,
-        because a name may resolve to another address the next time.
-        """
-        url = httpx.URL(place)
-        addresses = await self._resolve(host := url.raw_host.decode("ascii"), url.port or 0)
-        is_public = all(map(_is_public, addresses))
-        if not addresses or not (is_public or await self._is_inside(source)):
-            raise _lied("it redirects into a private network")
-        # A connection is not reused for another name at the same address.
-        headers = {"host": url.netloc.decode("ascii"), "connection": "close"}
-        pinned = url.copy_with(host=addresses[0])
-        return await self._once(str(pinned), max_bytes, headers, name=host)
+    def _may_be_private(self, source: str) -> bool:
+        """Return whether a source may be in a private network: our own may."""
+        return self._allows_private or source in self._own
 
     async def _is_inside(self, source: str) -> bool:
-        """Return whether a source may redirect us into a private network, as our own may."""
-        if self._allows_private:
-            return True
-        if source not in self._own:
-            return False
+        """Return whether a source may redirect us into a private network: our own that is in one
+        may.
+        """
+        if self._allows_private or source not in self._own:
+            return self._allows_private
         url = httpx.URL(source)
-        return not any(map(_is_public, await self._resolve(url.host, url.port or 0)))
+        found = await self._hosts.addresses(url.host, url.port or 0)
+        return bool(found) and not any(map(_is_public, found))
 
     async def _once(
-        self, url: str, max_bytes: int, headers: Mapping[str, str], *, name: str | None = None
+        self, http: httpx.AsyncClient, url: str, max_bytes: int, headers: Mapping[str, str]
     ) -> tuple[int, bytes]:
-        """Return status and body or, for a redirect, the target instead of the body. `name` is the
-        host name when the URL contains its address.
-        """
+        """Return status and body or, for a redirect, the target instead of the body."""
         parts: list[bytes] = []
         size = 0
-        extensions = {"sni_hostname": name} if name else None
-        async with self._http.stream(
-            "GET", url, headers=dict(headers), extensions=extensions
-        ) as response:
+        async with http.stream("GET", url, headers=dict(headers)) as response:
             if response.status_code in _ELSEWHERE:
                 place = response.headers.get("location", "")
                 return response.status_code, place.encode("utf-8", "replace")
@@ -396,10 +490,38 @@ class _Found(Exception):
     """Ends the search."""
 
 
+def source_fault(url: str) -> str | None:
+    """Return why nobody asks a source that is named by this URL; None if it is fine.
+
+    A path would let its owner choose what jurors sign when they ask there.
+    """
+    if len(url.encode()) > MAX_URL_CHARS:
+        return f"has more than {MAX_URL_CHARS} characters"
+    if fault := url_fault(url):
+        return fault
+    return None if _SOURCE.fullmatch(url) else "is more than a scheme, a host and a port"
+
+
+def named_sources(urls: Iterable[str]) -> list[str]:
+    """Return the URLs that can be named as sources on chain; logs a warning for every other."""
+    named = []
+    for url in dict.fromkeys(urls):
+        if fault := source_fault(url):
+            shown = url[:MAX_URL_CHARS]
+            logger.warning("not named as a source", extra={"url": shown, "reason": fault})
+        else:
+            named.append(url)
+    return named[:MAX_NAMED]
+
+
 def _is_askable(url: str, *, allows_private: bool) -> bool:
-    if len(url) > MAX_URL_CHARS or url_fault(url):
-        return False
-    return allows_private or not is_private(url)
+    return source_fault(url) is None and (allows_private or not is_private(url))
+
+
+def _host_of(url: str) -> tuple[str, int]:
+    """Return the host and port that a URL leads to."""
+    parts = urlsplit(url)
+    return parts.hostname or "", parts.port or DEFAULT_PORTS[parts.scheme]
 
 
 def _place(asked: str, location: bytes) -> str:
@@ -429,7 +551,7 @@ def _is_public(text: str) -> bool:
 
 def _words(error: Exception) -> str:
     """Return in a few words why a source failed, without quoting it."""
-    if isinstance(error, (ApiError, ProtocolError, StorageError)):
+    if isinstance(error, (ApiError, ProtocolError, StorageError, PrivateNetwork)):
         return str(error)[:200]
     if isinstance(error, ValidationError):
         return "answered something else"

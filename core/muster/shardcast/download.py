@@ -17,7 +17,7 @@ from muster.protocol.encoding import keccak
 from muster.protocol.errors import EncodingError, SignatureError, StorageError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.shardcast.chunks import VerifyingSink
-from muster.shardcast.http_client import SILENCE_S, Connection, HttpClient
+from muster.shardcast.http_client import SILENCE_S, Connection, ConnectsTo, HttpClient
 from muster.shardcast.manifest import MAX_MANIFEST_BYTES
 from muster.shardcast.store import SIGNATURE_BYTES
 from muster.shardcast.trust import TrustedRoot, check_signature
@@ -65,9 +65,18 @@ class RelayFault(Enum):
 class ShardClient:
     """Asks relays; connections are reused between requests."""
 
-    def __init__(self, *, token: str | None = None, parallel: int = 4) -> None:
-        """`parallel` is the number of chunks to receive at the same time."""
-        self._http = HttpClient({"Authorization": f"Bearer {token}"} if token else {})
+    def __init__(
+        self,
+        *,
+        token: str | None = None,
+        parallel: int = 4,
+        connects_to: ConnectsTo | None = None,
+    ) -> None:
+        """`parallel` is the number of chunks to receive at the same time. `connects_to` decides
+        which address a host has, and whether it is asked at all.
+        """
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._http = HttpClient(headers, connects_to)
         # A relay that sends almost nothing occupies a thread too, until it is abandoned.
         self._threads = ThreadPoolExecutor(parallel + EXTRA, thread_name_prefix="chunk")
 

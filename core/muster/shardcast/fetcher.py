@@ -45,6 +45,7 @@ from muster.shardcast.cache import (
 from muster.shardcast.chunks import VerifyingSink, storage_error
 from muster.shardcast.digests import state_hash
 from muster.shardcast.download import RelayFault, ShardClient, in_thread
+from muster.shardcast.http_client import ConnectsTo
 from muster.shardcast.manifest import DELTA, FULL, ChunkSpan, Manifest, ManifestFile
 from muster.shardcast.pull import Pull
 from muster.shardcast.transfer import RelayScores, Transfer
@@ -87,13 +88,15 @@ class Fetcher:
         token: str | None = None,
         reserve: Sequence[str] = (),
         named: NamedVersions = lambda _: (),
+        connects_to: ConnectsTo | None = None,
         rng: Random | None = None,
     ) -> None:
         """The versions that `named` returns stay in the cache, too, while the disk has room for
         the version that is being fetched. `attempts` is how often in a row a relay may fail before
         a fetch gives it up. `wait_s` is how long relays may wait for a version that they do not
         have yet. `reserve` are origins that allow requests; they are asked only when every relay
-        has been given up.
+        has been given up. `connects_to` decides which address a relay has, and whether it is
+        asked at all.
         """
         if not relays and not reserve:
             raise ConfigError("a fetcher needs at least one relay")
@@ -103,7 +106,7 @@ class Fetcher:
         self._parallel = parallel
         self._attempts = attempts
         self._wait_s = wait_s
-        self._client = ShardClient(token=token, parallel=parallel)
+        self._client = ShardClient(token=token, parallel=parallel, connects_to=connects_to)
         self._scores = RelayScores(relays, reserve=reserve, rng=rng or SystemRandom())
         self._locks: dict[Path, asyncio.Lock] = {}
         self._verified: dict[Path, Hash32] = {}

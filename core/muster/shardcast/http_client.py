@@ -11,7 +11,7 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
@@ -27,6 +27,12 @@ SILENCE_S = 20.0
 wait."""
 MAX_IDLE_PER_HOST = 16
 """Connections kept open for the next request."""
+
+DEFAULT_PORTS = {"http": 80, "https": 443}
+"""Port by scheme of URLs without one."""
+
+ConnectsTo = Callable[[str, int], Awaitable[str]]
+"""Returns the name or address to connect to for a host and port; raises OSError to refuse it."""
 
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: .*)?")
 
@@ -188,8 +194,9 @@ class Connection(asyncio.BufferedProtocol):
 class HttpClient:
     """Connections to any number of hosts, reused between requests."""
 
-    def __init__(self, headers: Mapping[str, str]) -> None:
+    def __init__(self, headers: Mapping[str, str], connects_to: ConnectsTo | None = None) -> None:
         self._headers = headers
+        self._connects_to = connects_to
         self._idle: dict[str, list[Connection]] = {}
         self._tls: ssl.SSLContext | None = None
         self._is_closed = False
@@ -240,13 +247,15 @@ class HttpClient:
             connection = idle.pop()
             if connection.is_open:
                 return connection
-        loop = asyncio.get_running_loop()
+        host, port = parts.hostname or "", parts.port or DEFAULT_PORTS[parts.scheme]
+        is_tls = parts.scheme == "https"
         async with asyncio.timeout(CONNECT_S):
-            _, connection = await loop.create_connection(
+            _, connection = await asyncio.get_running_loop().create_connection(
                 Connection,
-                parts.hostname or "",
-                parts.port or (443 if parts.scheme == "https" else 80),
-                ssl=self._tls_context() if parts.scheme == "https" else None,
+                await self._connects_to(host, port) if self._connects_to else host,
+                port,
+                ssl=self._tls_context() if is_tls else None,
+                server_hostname=host if is_tls else None,
             )
         return connection
 

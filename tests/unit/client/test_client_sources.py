@@ -12,16 +12,18 @@ import httpx
 import pytest
 from worlds.internet import Answer, Internet, says
 
-from muster.api import BatchEntry
+from muster.api import BatchEntry, RunDocuments, RunInfo
 from muster.client import sources as module
 from muster.client.sources import (
     MAX_REDIRECTS,
     MAX_SOURCES,
+    PrivateNetwork,
     Resolve,
     Signer,
     SourcePatience,
     Sources,
     resolve,
+    source_fault,
 )
 from muster.protocol.eip712 import Domain
 from muster.protocol.encoding import file_hash, hex0x, keccak
@@ -331,7 +333,7 @@ def test_strangers_do_not_lead_us_into_our_own_network() -> None:
         "http://router",
         "file:///etc/passwd",
         "http://me:secret@host.example",
-        "http://long.example/" + "a" * 128,
+        "http://long.example" + "a" * 128,
         "https://room.example/",
     ]
 
@@ -340,6 +342,138 @@ def test_strangers_do_not_lead_us_into_our_own_network() -> None:
 
     assert theirs.urls == ["http://mine.example", "https://room.example"]
     assert at_home.urls == ["http://127.0.0.1:8600", "http://127.0.0.1:8545"]
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        f"/v1/files/{hex0x(keccak(b'other'))}?",
+        "?",
+        "#",
+        "/?a=b",
+        "/path",
+        "/v1/files/..",
+        "\\v1",
+        "@room.example",
+        ";x",
+    ],
+)
+async def test_a_stranger_does_not_choose_what_is_signed(tail: str) -> None:
+    refuses = says(b"", 401)
+    internet = Internet(evil=refuses, room=refuses)
+    signer = Signer(b"\x01" * 32, Domain(31337, WORKER), WORKER)
+    named = [f"http://evil.example{tail}", "http://room.example/"]
+    async with Sources(
+        named=named, signer=signer, transport=internet, patience=QUICK, resolver=NEAR
+    ) as sources:
+        with pytest.raises(ApiError, match="answered 401"):
+            await sources.file(file_hash(FILE))
+    assert internet.asked == ["room.example"] * 2
+    path = f"/v1/files/{hex0x(file_hash(FILE))}".encode()
+    assert [request.url.raw_path for request in internet.requests] == [path] * 2
+    assert source_fault(named[0]) is not None
+    assert source_fault(named[1]) is None
+
+
+# Strangers' names
+
+
+def looks_up(**addresses: str) -> tuple[list[str], Resolve]:
+    """Return the names that were looked up, and names with these addresses."""
+    asked: list[str] = []
+
+    async def resolver(host: str, _port: int) -> list[str]:
+        asked.append(host)
+        return [addresses[host.split(".")[0]]]
+
+    return asked, resolver
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "169.254.169.254", "::ffff:10.0.0.1"])
+async def test_a_strangers_name_does_not_lead_us_into_a_private_network(
+    address: str, tmp_path: Path
+) -> None:
+    asked, resolver = looks_up(inside=address, room="1.1.1.1")
+    internet = Internet(own=says(FILE), inside=says(FILE), room=says(FILE))
+    named = ["http://inside.nip.io:8545", "http://room.example"]
+    async with Sources(
+        named=named, transport=internet, patience=QUICK, resolver=resolver
+    ) as sources:
+        assert await sources.file(file_hash(FILE)) == FILE
+        with pytest.raises(ApiError, match="leads into a private network"):
+            await sources.work(SUBMISSION.leaf())
+        with pytest.raises(ApiError, match="leads into a private network"):
+            await sources.download(keccak(b"tasks"), tmp_path / "set", max_bytes=100)
+        assert await sources.run_info(RunId(1), named[0]) is None
+    assert set(internet.asked) == {"room.example"}
+    assert sorted(asked) == ["inside.nip.io", "room.example"]
+    request = internet.requests[0]
+    assert (request.url.host, request.headers["host"]) == ("1.1.1.1", "room.example")
+    assert request.headers["connection"] == "close"
+    async with Sources(
+        ["http://own.example"], transport=internet, patience=QUICK, resolver=at(address)
+    ) as own:
+        assert await own.file(file_hash(FILE)) == FILE
+    assert internet.requests[-1].url.host == "own.example"
+
+
+async def test_a_strangers_name_that_is_not_found_in_time_is_looked_up_once() -> None:
+    asked: list[str] = []
+
+    async def hang(host: str, _port: int) -> list[str]:
+        asked.append(host)
+        if host == "one.example":
+            await asyncio.Event().wait()
+        return ["1.1.1.1"]
+
+    patience = replace(QUICK, connect_s=0.05, source_s=5, hedge_s=5)
+    internet = Internet(two=says(FILE))
+    async with Sources(
+        named=url("one", "two"), transport=internet, patience=patience, resolver=hang
+    ) as sources:
+        for _ in range(2):
+            assert await sources.file(file_hash(FILE)) == FILE
+        with pytest.raises(ApiError, match=r"one\.example: ConnectionError"):
+            await sources.document(keccak(b"none"))
+    assert asked == ["one.example", "two.example"]
+
+
+async def test_relays_that_strangers_name_are_strangers() -> None:
+    def names(*relays: str) -> Answer:
+        info = RunInfo(
+            run_id=RunId(1),
+            chain_id=31337,
+            ledger=WORKER,
+            orchestrator=WORKER,
+            documents=RunDocuments(
+                recipe=keccak(b""), task_set=keccak(b""), calibration=keccak(b"")
+            ),
+            relays=list(relays),
+            origin="",
+            step=Step(1),
+            policy_version=None,
+        )
+        return says(info.model_dump_json().encode())
+
+    internet = Internet(
+        own=names("http://10.0.0.3:8700", "no URL"),
+        evil=names(
+            "http://10.0.0.4:8545", "http://evil.example/a?b", "no URL", "http://inside.example"
+        ),
+    )
+    _, resolver = looks_up(evil="1.1.1.1", inside="127.0.0.1")
+    async with Sources(
+        url("own"), named=url("evil"), transport=internet, patience=QUICK, resolver=resolver
+    ) as sources:
+        relays, connects_to = await sources.relays(RunId(1), ["http://mine.example"])
+        assert relays == [
+            *("http://mine.example", "http://10.0.0.3:8700", "http://own.example"),
+            *("http://inside.example", "http://evil.example"),
+        ]
+        assert await connects_to("10.0.0.3", 8700) == "10.0.0.3"
+        assert await connects_to("evil.example", 80) == "1.1.1.1"
+        with pytest.raises(PrivateNetwork):
+            await connects_to("inside.example", 80)
 
 
 def test_no_list_of_sources_is_endless() -> None:

@@ -11,6 +11,7 @@ from muster.shardcast.http_client import (
     MAX_HEAD_BYTES,
     AnswerHead,
     BadAnswer,
+    ConnectsTo,
     HttpClient,
     parse_head,
 )
@@ -57,8 +58,10 @@ async def peer(*answers: list[bytes], closes: bool = False) -> AsyncIterator[tup
 
 
 @asynccontextmanager
-async def client(headers: dict[str, str] | None = None) -> AsyncIterator[HttpClient]:
-    http = HttpClient(headers or {})
+async def client(
+    headers: dict[str, str] | None = None, connects_to: ConnectsTo | None = None
+) -> AsyncIterator[HttpClient]:
+    http = HttpClient(headers or {}, connects_to)
     try:
         yield http
     finally:
@@ -77,6 +80,21 @@ async def test_get_returns_status_and_body() -> None:
         assert await read(http, f"{url}/path?wait=1") == (200, b"hello")
     assert served.requests[0].startswith(b"GET /path?wait=1 HTTP/1.1\r\nHost: 127.0.0.1:")
     assert b"X-A: b\r\n" in served.requests[0]
+
+
+async def test_client_connects_to_the_address_that_it_is_given_or_not_at_all() -> None:
+    async def connects_to(host: str, _port: int) -> str:
+        if host != "relay.example":
+            raise ConnectionRefusedError("it leads into a private network")
+        return "127.0.0.1"
+
+    async with peer([OK]) as (url, served), client(connects_to=connects_to) as http:
+        port = url.rpartition(":")[2]
+        assert await read(http, f"http://relay.example:{port}/") == (200, b"hello")
+        with pytest.raises(ConnectionRefusedError, match="private network"):
+            await read(http, f"http://localtest.me:{port}/")
+    assert served.connections == 1
+    assert f"Host: relay.example:{port}\r\n".encode() in served.requests[0]
 
 
 async def test_get_understands_an_answer_in_single_bytes() -> None:

@@ -164,8 +164,14 @@ async def _claim(
 
     Returns the claim as JSON values, and False if every relay refused the file.
     """
-    from muster.client.sources import Signer, Sources
+    from muster.client.sources import Signer, Sources, source_fault
 
+    for url in options["source"]:
+        if fault := source_fault(url):
+            raise ConfigError(
+                f"jurors do not ask --source {url!r}: it {fault}",
+                hint="write it like https://host:8700, without a path",
+            )
     proof, case = proof_of(place), view.cases.get(case_id_of(place))
     earlier = earlier_claim(case, chain.me, options["ruling"])
     if earlier is None:

@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from muster.client.sources import Sources
 
 
-MAX_SOURCES = 16
-"""Sources that a claim may name on chain."""
 BLOCK_PATIENCE_S = 120.0
 """Seconds to wait for the next block after an announcement."""
 
@@ -190,6 +188,8 @@ async def claim(
     patience_s: float = BLOCK_PATIENCE_S,
 ) -> Receipt:
     """Announce a claim, make it in a later block, and return its receipt; approves the bond."""
+    from muster.client.sources import named_sources
+
     await chain.allow("DisputeCourt", (await chain.court.terms()).bond)
     leaf = (await chain.ledger.standing_of(proof)).leaf
     salt = _salt(key, leaf, ruling)
@@ -200,7 +200,7 @@ async def claim(
             work,
             ruling.number,
             salt,
-            list(sources)[:MAX_SOURCES],
+            named_sources(sources),
         ),
         patience_s,
     )

@@ -22,7 +22,7 @@ from muster.client.chain_facts import HistoryView, OutcomePlace, entry_of
 from muster.client.disputes.rerun import Rerun, claim_of, measure_conduct, recompute
 from muster.client.preflight import installed_version, require_software
 from muster.client.run_documents import TASK_SETS, read_rules, require_consistent
-from muster.client.sources import Signer, Sources
+from muster.client.sources import Resolve, Signer, Sources, resolve
 from muster.client.tickets import slot_and_policy
 from muster.client.validator.batches import is_misdeclared
 from muster.client.validator.decoding import FileDecoder
@@ -84,6 +84,8 @@ class CaseJudge:
     """Whether strangers' sources may resolve to private addresses; for a devnet."""
     transport: httpx.AsyncBaseTransport | None = None
     """HTTP transport to sources; None for the network."""
+    resolver: Resolve = resolve
+    """Finds the addresses of strangers' hosts."""
     _rules: dict[RunId, Rules] = field(default_factory=dict)
     _loaded: _Version | None = None
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -106,6 +108,7 @@ class CaseJudge:
             allows_private=self.allows_private,
             signer=signer,
             transport=self.transport,
+            resolver=self.resolver,
         ) as sources:
             rules = await self._read_rules(run, case, sources)
             case_at = _CaseAt(run, batch, case.position, rules, sources)
@@ -229,9 +232,14 @@ class CaseJudge:
                     return
 
     async def _fetch(self, wanted: _Version, sources: Sources) -> Path:
-        relays = await self._find_relays(wanted[0], sources)
-        kept = self.folder / POLICIES
-        async with Fetcher(relays, kept, attempts=3, named=self._named) as fetcher:
+        relays, connects_to = await sources.relays(wanted[0], self.relays)
+        async with Fetcher(
+            relays,
+            self.folder / POLICIES,
+            attempts=3,
+            named=self._named,
+            connects_to=connects_to,
+        ) as fetcher:
             try:
                 return await fetcher.fetch(*wanted)
             except LacksRoom as error:
@@ -252,14 +260,6 @@ class CaseJudge:
         self._loaded = None
         await in_thread(self.engine.load_policy, folder, wanted[1])
         self._loaded = wanted
-
-    async def _find_relays(self, run_id: RunId, sources: Sources) -> list[str]:
-        """Return its own relays, those that orchestrators among the sources name, and the sources,
-        which may themselves be relays.
-        """
-        asked = await asyncio.gather(*(sources.run_info(run_id, url) for url in sources.urls))
-        named = [url for info in asked if info for url in (*info.relays, info.origin)]
-        return list(dict.fromkeys([*self.relays, *named, *sources.urls]))
 
     # The disk: strangers' runs write to it
 

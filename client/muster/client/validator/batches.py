@@ -27,7 +27,7 @@ import httpx
 from muster.api import BatchEntry
 from muster.chain import BatchView, ChainView
 from muster.client.chain_facts import HistoryView, entry_of, ticket_terms
-from muster.client.sources import SourcePatience, Sources
+from muster.client.sources import Resolve, SourcePatience, Sources, resolve
 from muster.client.validator.checks import ClaimedWork
 from muster.protocol.eip712 import Domain
 from muster.protocol.errors import ApiError
@@ -275,6 +275,8 @@ class OtherSources:
     """Whether strangers' sources may resolve to private addresses; for a devnet."""
     transport: httpx.AsyncBaseTransport | None = None
     """HTTP transport; None for the network."""
+    resolver: Resolve = resolve
+    """Finds the addresses of strangers' hosts."""
     clock: Callable[[], float] = time.monotonic
     """Clock in seconds, for pauses."""
     _asking: dict[object, _Search] = field(default_factory=dict)
@@ -388,6 +390,7 @@ class OtherSources:
             allows_private=self.allows_private,
             patience=PATIENCE,
             transport=self.transport,
+            resolver=self.resolver,
         )
 
 

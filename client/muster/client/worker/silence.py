@@ -35,7 +35,7 @@ from muster.client.disputes.cases import eligible_jurors
 from muster.client.disputes.claims import OVERTAKEN, claim, close_case
 from muster.client.outage import Steps, serve_forever
 from muster.client.quantities import format_tokens
-from muster.client.sources import MAX_NAMED, MAX_URL_CHARS, Sources
+from muster.client.sources import Sources, named_sources
 from muster.client.validator.batches import is_misdeclared
 from muster.client.worker.context import NodeContext
 from muster.client.worker.journal import BatchPlace, SignedSubmission, Slot
@@ -174,11 +174,6 @@ def prove_among(
         return None
     position = leaves.index(leaf)
     return BatchPlace(batch.name, position, tuple(batch_proof(leaves, position)))
-
-
-def named_sources(urls: Sequence[str]) -> list[str]:
-    """Return the URLs that are short and few enough for the chain."""
-    return [url for url in dict.fromkeys(urls) if len(url.encode()) <= MAX_URL_CHARS][:MAX_NAMED]
 
 
 # The acts

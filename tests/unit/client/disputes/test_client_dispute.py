@@ -35,6 +35,7 @@ from muster.chain import (
     StandingOutcome,
     SubmissionPlace,
 )
+from muster.client.cli import dispute
 from muster.client.disputes.cases import (
     Penalty,
     describe_cases,
@@ -494,3 +495,11 @@ async def test_case_whose_jury_has_time_is_not_settled() -> None:
         await settled_by(court)
     assert caught.value.hint == "the jury has time left: muster dispute list shows until when"
     assert court.sent == 0
+
+
+@pytest.mark.parametrize("tail", ["/path", "/?a=b", "#a"])
+async def test_source_that_no_juror_asks_is_refused_before_a_bond_is_paid(tail: str) -> None:
+    nothing: Any = None
+    options = {"source": (f"http://room.example{tail}",)}
+    with pytest.raises(ConfigError, match="it is more than a scheme, a host and a port"):
+        await dispute._claim(b"", nothing, nothing, nothing, options)

@@ -208,7 +208,7 @@ async def test_sources_of_many_claims_do_not_crowd_out_those_of_another(world: A
     shown = world(ROWS, REJECTED)
     [claim] = shown.case.claims
     strangers = [
-        replace(claim, sources=tuple(f"http://s{i}.example/{n}" for n in range(16)))
+        replace(claim, sources=tuple(f"http://s{i}.example:{80 + n}" for n in range(16)))
         for i in range(5)
     ]
     shown.case.claims = [*strangers, replace(claim, sources=("http://honest.example",))]

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,14 +16,8 @@ from worlds.validator_bench import ACCEPTED, Bench, honest, run_until
 
 from muster.api import BatchContents
 from muster.chain import LeasedWork
-from muster.client.validator.batches import (
-    LEAST_REST_S,
-    MOST_ASKED,
-    REST,
-    TURN_S,
-    WAIT_S,
-    OtherSources,
-)
+from muster.client.validator import batches as module
+from muster.client.validator.batches import LEAST_REST_S, MOST_ASKED, REST, TURN_S, WAIT_S
 from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.errors import ApiError
 from muster.protocol.ids import Hash32, to_address
@@ -31,6 +26,13 @@ from muster.protocol.merkle import batch_root
 DATA = b"a file"
 SUBMISSION = make_submission(make_ticket(), [], file_hash=file_hash(DATA))
 ROOM, RELAY = "http://room.example", "http://relay.example"
+
+
+async def public(_host: str, _port: int) -> list[str]:
+    return ["1.1.1.1"]
+
+
+OtherSources = partial(module.OtherSources, resolver=public)
 
 
 def world(*sources: str, run_id: int = RUN) -> Any:
@@ -62,6 +64,19 @@ async def test_strangers_do_not_lead_into_our_network_unless_it_is_a_devnet() ->
         await OtherSources(RUN, named, (), transport=internet).file(file_hash(DATA))
     at_home = OtherSources(RUN, named, (), allows_private=True, transport=internet)
     assert await at_home.file(file_hash(DATA)) == DATA
+
+
+async def test_strangers_names_do_not_lead_into_our_network() -> None:
+    async def private(_host: str, _port: int) -> list[str]:
+        return ["127.0.0.1"]
+
+    internet = Internet(localtest=says(DATA))
+    found = OtherSources(
+        RUN, world("http://localtest.me:8545"), (), transport=internet, resolver=private
+    )
+    with pytest.raises(ApiError, match="leads into a private network"):
+        await found.file(file_hash(DATA))
+    assert not internet.asked
 
 
 async def test_sources_that_hang_do_not_hold_up_a_validator(

@@ -30,6 +30,7 @@ from worlds.client_world import (
 from muster.api import BatchEntry, SubmissionState
 from muster.chain import ZERO_ADDRESS, BatchStatus, CaseStatus, Chain, LeasedWork, WorkerStatus
 from muster.client.outage import Outage
+from muster.client.sources import named_sources
 from muster.client.worker import loop
 from muster.client.worker.journal import SignedSubmission
 from muster.client.worker.loop import WorkerLoop
@@ -42,7 +43,6 @@ from muster.client.worker.silence import (
     SilenceStep,
     Times,
     find_batch,
-    named_sources,
     next_step,
 )
 from muster.protocol.eip712 import address_of
@@ -150,9 +150,13 @@ def test_batch_of_another_root_does_not_hold_the_work() -> None:
     assert find_batch(view, None, proven) is None
 
 
-def test_chain_is_told_of_as_many_sources_as_it_takes() -> None:
+def test_chain_is_told_of_as_many_sources_as_it_takes_and_of_none_that_nobody_asks(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     urls = [f"http://relay{i}.example" for i in range(20)]
-    assert named_sources(["http://long.example/" + "a" * 120, *urls, *urls]) == urls[:16]
+    unasked = ["http://long.example" + "a" * 120, "http://room.example/path"]
+    assert named_sources([*unasked, *urls, *urls]) == urls[:16]
+    assert [record.__dict__["url"] for record in caplog.records] == [u[:128] for u in unasked]
 
 
 # The duty
