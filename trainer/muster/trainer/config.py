@@ -144,7 +144,9 @@ class TrainerSettings(Settings):
     """Alarming steps in a row before the trainer acts."""
     on_collapse: Literal["log", "stop", "rollback"] = "log"
     """Reaction to a lasting alarm: only log it, stop before the step is taken, or publish the
-    policy of one to two windows earlier as a new version and continue with it and its optimiser."""
+    policy of one to two windows earlier as a new version and continue with it and its optimiser.
+    Weights that are not finite, and steps in a row without a finite update, stop also a trainer
+    that only logs."""
     rollback_slowdown: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Factor by which each rollback multiplies the learning rate."""
     max_rollbacks: Annotated[int, Field(ge=0)] = 3

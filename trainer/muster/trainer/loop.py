@@ -31,6 +31,9 @@ published (its chunks stored, then its root anchored on chain), so:
 While version s is written and on its way to the chain, the next step is already read, and its
 gradient computed; its first optimiser step waits until the tensors of version s are written, its
 checkpoint until that of version s is complete.
+
+A version whose weights or logits are not finite is neither saved nor published
+(`muster.trainer.recover.collapse`).
 """
 
 import asyncio
@@ -61,7 +64,7 @@ from muster.trainer.measure.metrics import Export, MetricsLog, MetricsPoster
 from muster.trainer.publish.policies import BASE, PolicyShelf
 from muster.trainer.publish.publisher import Publisher, Unpublished
 from muster.trainer.recover.checkpoint import Checkpoints, Saved, TrainerState
-from muster.trainer.recover.collapse import Guard
+from muster.trainer.recover.collapse import Guard, require_finite
 from muster.trainer.sites.site_learner import SiteLearner
 from muster.trainer.stream.filters import DifficultyPools, named
 from muster.trainer.stream.listing import Lists
@@ -181,13 +184,16 @@ class Trainer:
         began = parts.clock()
         step = Step(self._version + 1)
         figures = await parts.compute.run(parts.learner.step, step, taken.groups)
+        fault = await parts.compute.run(parts.learner.fault)
         version = PolicyVersion(step)
         # Logged before the save: if the step has to be taken again, the next start removes its
         # line.
         took = Durations(began - asked, parts.clock() - began, self._held_up)
         self._held_up = dict.fromkeys(HELD_UP, 0.0)
-        back_to = self._report_step(version, taken, figures, took)
+        back_to = self._report_step(version, taken, figures, took, fault=fault)
         if back_to is not None:
+            # The version to go back to may be the one that is being written.
+            await asyncio.wrap_future(self._saved)
             await parts.compute.run(self._roll_back, back_to)
         with self._timed("save_s"):
             await asyncio.wrap_future(self._saved)
@@ -220,12 +226,20 @@ class Trainer:
         )
 
     def _report_step(
-        self, version: PolicyVersion, taken: StepInput, figures: StepFigures, took: Durations
+        self,
+        version: PolicyVersion,
+        taken: StepInput,
+        figures: StepFigures,
+        took: Durations,
+        *,
+        fault: str | None,
     ) -> PolicyVersion | None:
-        """Report a step; returns the version whose weights it gets instead of its own, if any."""
+        """Report a step; returns the version whose weights it gets instead of its own, if any.
+        `fault` names what of its weights is not finite.
+        """
         parts = self._parts
         entry = step_entry(version, taken, figures, took, parts.recipe, peak_flops=parts.peak_flops)
-        judgement = parts.guard.judge(version, entry)
+        judgement = parts.guard.judge(version, entry, fault=fault)
         self._tell(version, entry | judgement.entry())
         logger.info(
             "training step",
@@ -305,14 +319,19 @@ class Trainer:
         logger.info("evaluated", extra={"policy_version": version, "reward": reward})
 
     async def _resume(self) -> list[_Made]:
-        """Resume from the saved state; returns the versions that may not be on chain yet."""
+        """Resume from the saved state; returns the versions that may not be on chain yet.
+
+        Raises TrainingCollapsed when the saved weights, or the base model's, are not finite.
+        """
         parts = self._parts
         saved = await parts.compute.run(parts.checkpoints.newest)
         parts.log.forget_after(saved.state.version if saved else self._version)
         if saved is None:
+            require_finite(self._version, await parts.compute.run(parts.learner.fault))
             return [_Made(self._version, 0, 0)]
         state = saved.state
         writing = await parts.compute.run(self._restore, saved)
+        require_finite(state.version, await parts.compute.run(parts.learner.fault))
         if writing is not None:
             # Not in the tensor thread: it sends signs of life to the waiting ranks.
             await asyncio.wrap_future(parts.checkpoints.behind(writing))

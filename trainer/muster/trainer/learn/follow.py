@@ -5,7 +5,7 @@
   2. take      the optimiser steps of a training step, on this rank's samples
   3. pieces    send this rank's part of the policy, which the leader writes and publishes
   4. save      write this rank's part of a checkpoint
-  5. read, restore, load, surprise, measure, beat, stop
+  5. read, restore, load, fault, surprise, measure, beat, stop
 
 A follower has no key, no chain and no metrics. When the leader or another rank is gone, it ends
 with an error.
@@ -57,6 +57,8 @@ def follow(team: Team, device: str) -> None:
                 # Before the checkpoint, as on rank 0: all ranks send their messages in the same
                 # order.
                 checkpoints.behind(partial(deque, learner.pieces(share), maxlen=0))
+            case "fault":
+                learner.fault()
             case "load":
                 learner.load(None, is_fresh=share)
             case "beat":

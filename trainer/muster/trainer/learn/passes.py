@@ -47,6 +47,8 @@ from muster.trainer.measure.throughput import cost_of
 
 logger = logging.getLogger(__name__)
 
+FILLER = TrainingSample((0,), (0, 0), 0.0, 0)
+"""The sample of a pass whose values nobody trains on."""
 BASE = PolicyVersion(0)
 """The reference policy of the KL term."""
 
@@ -224,6 +226,14 @@ class Passes:
     def current(self, batch: MicroBatch) -> Tensor:
         """Return each token's log-probability [N] under the policy in training as it is now."""
         return self.logprobs(batch)[0]
+
+    @torch.no_grad()
+    def is_finite(self) -> bool:
+        """Tell whether a short pass of the policy in training gives numbers; on all ranks alike."""
+        flops = self._flops
+        values = [value for batch in self.pack([FILLER]) for value in self.logprobs(batch)]
+        self._flops = flops
+        return all(bool(value.isfinite().all()) for value in values)
 
     def _versions(
         self, samples: Sequence[TrainingSample], more: set[PolicyVersion]

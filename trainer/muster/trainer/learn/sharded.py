@@ -18,12 +18,9 @@ from muster.trainer.learn.attention import understands_packing
 from muster.trainer.learn.logprob import Objective
 from muster.trainer.learn.packing import MicroBatch, TrainingSample
 from muster.trainer.learn.parallel import Team, inside, shard
-from muster.trainer.learn.passes import BASE, ComputeType, Passes
+from muster.trainer.learn.passes import BASE, FILLER, ComputeType, Passes
 from muster.trainer.learn.persistence import Weights, load_base
 from muster.trainer.learn.recompute import Recompute
-
-FILLER = TrainingSample((0,), (0, 0), 0.0, 0)
-"""The sample that a rank without samples computes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from muster.trainer.learn.context import ContextPasses
 from muster.trainer.learn.losses import TokenLoss, Totals
 from muster.trainer.learn.optimizer import SmallAdamW, StateFile, StateType
 from muster.trainer.learn.packing import MicroBatch, TrainingSample, balance
-from muster.trainer.learn.parallel import ONE_PROCESS, Ranks, Team, whole
+from muster.trainer.learn.parallel import ONE_PROCESS, Ranks, Team, is_finite, whole
 from muster.trainer.learn.passes import ComputeType, Passes, require_dense
 from muster.trainer.learn.persistence import (
     Weights,
@@ -55,6 +55,8 @@ OF_SLOWEST = LARGEST | {*PHASES, "memory_bytes"}
 """Fields that combine by maximum over ranks."""
 
 
+LOGITS = "logits"
+"""What is not finite where every weight is."""
 RELEASE_LOOK_S = 1.0
 """Seconds between checks of ranks that wait for one another's disks."""
 
@@ -217,6 +219,18 @@ class TrainedModel(ABC, Generic[RecipeType, StepType]):
             for name, dtype in formats.items()
             for piece in self._ranks.pieces(weights[name], dtype)
         )
+
+    def fault(self) -> str | None:
+        """Return what of the model is not finite: the name of a weight that holds NaN or infinity,
+        or LOGITS when a short pass gives some; None when all is finite. On all ranks together.
+        """
+        self._ranks.lead("fault")
+        with self._ranks.watch("looking for what is not finite"):
+            own = (name for name, value in self.weights().items() if not is_finite(value))
+            if found := list(filter(None, self._ranks.gather(next(own, None)))):
+                return found[0]
+            self._passes.refresh()
+            return None if self._passes.is_finite() else LOGITS
 
     def hold(self) -> Callable[[], None]:
         """Keep the tensors of `weights` and `state` as they are until the result is called.

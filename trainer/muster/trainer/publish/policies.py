@@ -32,7 +32,7 @@ from torch import Tensor
 
 from muster.lifecycle import sync_path
 from muster.protocol.encoding import hex0x
-from muster.protocol.errors import AdapterError, ConfigError, StorageError
+from muster.protocol.errors import AdapterError, ConfigError, StorageError, TrainingCollapsed
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import AdapterRecipe, Recipe
 from muster.protocol.set_aside import FILE_NAME as LIST_NAME, NOTHING, SetAside
@@ -47,7 +47,7 @@ from muster.shardcast.adapter import (
 )
 from muster.shardcast.chunks import storage_error, write_all
 from muster.shardcast.delta_layout import Tensor as StoredTensor, read_tensors
-from muster.trainer.learn.parallel import pieces_of
+from muster.trainer.learn.parallel import is_finite, pieces_of
 from muster.trainer.learn.persistence import peft_config
 
 BASE = PolicyVersion(0)
@@ -347,6 +347,13 @@ def _write_pieces(fd: int, ends: Mapping[str, int], pieces: Iterable[tuple[str, 
         written += piece.nbytes
         if name != current or written > end:
             raise StorageError(f"a policy's weights came in another order, at {name}")
+        if not is_finite(piece):
+            raise TrainingCollapsed(
+                f"{name} holds NaN or infinity in its published format, {piece.dtype}: its version "
+                "is not published",
+                hint="publish in a format with larger numbers (--publish-dtype), or start again "
+                "with --on-collapse rollback",
+            )
         write_all(fd, [piece.view(torch.uint8).numpy().data])
     if written != max(ends.values(), default=0):
         raise StorageError(f"a policy's weights ended in {current}, after {written} bytes")

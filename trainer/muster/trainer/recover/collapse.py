@@ -10,6 +10,10 @@ a curriculum that moves to harder parts raises no alarm.
 
 When an alarm lasts, the trainer logs it, stops, or goes back to an earlier policy.
 
+Two things are no matter of levels, and end a run that is told only to log. Weights or logits that
+are not finite: their version is not published, and the trainer goes back at once or stops. Steps in
+a row in which every update was skipped, because loss or gradient was not finite.
+
 Versions are on chain and stay there. Going back makes a *new* version, with the weights and the
 optimiser of an earlier one and a smaller learning rate; records that were consumed stay consumed.
 The same figures always lead to the same decision, and its inputs are in the checkpoint, so a
@@ -26,6 +30,7 @@ from typing import Any, Literal
 
 from muster.protocol.errors import TrainingCollapsed
 from muster.protocol.ids import PolicyVersion
+from muster.trainer.learn.trained_model import LOGITS
 from muster.trainer.publish.policies import BASE
 
 logger = logging.getLogger(__name__)
@@ -65,6 +70,8 @@ class Alarm:
     """Whether norms grow and the entropy rises, or the reward has collapsed."""
     steps: int = 0
     """Alarming steps in a row, this one included."""
+    skipped: int = 0
+    """Steps in a row without a finite update, this one included; each of them is alarming."""
     is_due: bool = False
     """Whether it has lasted long enough to act."""
 
@@ -76,7 +83,7 @@ class CollapseWatch:
         self._limits = limits
         self._norms, self._entropies = _Level(), _Level()
         self._rewards: dict[str, _Level] = {}
-        self._steps = self._seen = 0
+        self._steps = self._seen = self._skipped = 0
 
     @property
     def is_settled(self) -> bool:
@@ -91,16 +98,18 @@ class CollapseWatch:
         grad_norm: float | None,
         entropy: float | None,
         parts: Mapping[str, tuple[float, int]] | None = None,
+        is_skipped: bool = False,
     ) -> Alarm:
         """Return the judgement after a step. In a mixture, `parts` maps each part in the step to
-        its reward and number of groups.
+        its reward and number of groups. `is_skipped` says that no update of the step was finite.
 
         A figure that is None is unknown and changes no level. A step without trained tokens, or
         without a finite gradient (norm 0), counts with its reward only.
         """
         limits = self._limits
+        self._skipped = self._skipped + 1 if is_skipped else 0
         if not limits.window:
-            return Alarm()
+            return self._counted(Alarm())
         self._seen += 1
         rewards = parts or {"": (reward, 1)}
         for name, (value, _) in rewards.items():
@@ -109,20 +118,19 @@ class CollapseWatch:
             self._norms.add(grad_norm, limits.window)
             if entropy is not None:
                 self._entropies.add(entropy, limits.window)
-        found = self._judged({name: groups for name, (_, groups) in rewards.items()})
-        self._steps = self._steps + 1 if found.is_on else 0
-        return replace(found, steps=self._steps, is_due=self._steps >= limits.patience)
+        return self._counted(self._judged({name: groups for name, (_, groups) in rewards.items()}))
 
     def forget(self) -> None:
         """Forget all levels, because the policy was replaced."""
         self._norms, self._entropies, self._rewards = _Level(), _Level(), {}
-        self._steps = self._seen = 0
+        self._steps = self._seen = self._skipped = 0
 
     def state(self) -> dict[str, Any]:
         """Return the levels and counters as plain values."""
         return {
             "steps": self._steps,
             "seen": self._seen,
+            "skipped": self._skipped,
             "levels": [level.state() for level in (self._norms, self._entropies)],
             "rewards": {name: level.state() for name, level in self._rewards.items()},
         }
@@ -132,6 +140,13 @@ class CollapseWatch:
         self._norms, self._entropies = map(_Level.of, state["levels"])
         self._rewards = {name: _Level.of(level) for name, level in state["rewards"].items()}
         self._steps, self._seen = int(state["steps"]), int(state["seen"])
+        self._skipped = int(state.get("skipped", 0))
+
+    def _counted(self, found: Alarm) -> Alarm:
+        is_on = found.is_on or self._skipped > 0
+        self._steps = self._steps + 1 if is_on else 0
+        is_due = self._steps >= self._limits.patience
+        return replace(found, is_on=is_on, steps=self._steps, skipped=self._skipped, is_due=is_due)
 
     def _judged(self, groups: Mapping[str, int]) -> Alarm:
         limits, norm, entropy = self._limits, self._norms, self._entropies
@@ -227,8 +242,11 @@ class Guard:
         """At most two versions for a rollback, the oldest first; their checkpoints must stay. At
         first the base model, later versions without alarm."""
 
-    def judge(self, version: PolicyVersion, entry: Mapping[str, Any]) -> StepDecision:
-        """Return the decision after the step that makes `version`, from its figures.
+    def judge(
+        self, version: PolicyVersion, entry: Mapping[str, Any], *, fault: str | None = None
+    ) -> StepDecision:
+        """Return the decision after the step that makes `version`, from its figures. `fault` names
+        what of its weights is not finite, as `TrainedModel.fault` does.
 
         Raises TrainingCollapsed when the run is to be stopped.
         """
@@ -241,16 +259,20 @@ class Guard:
                 for name, part in entry.get("part", {}).items()
                 if part["groups"]
             },
+            is_skipped=bool(entry.get("skipped")) and not entry["grad_norm"],
         )
+        if fault is not None:
+            return StepDecision(alarm, self._leave(version, fault))
         if alarm.is_on:
             logger.warning(
                 "training alarm", extra={"step": int(version), **StepDecision(alarm).entry()}
             )
         self._note_good(version, alarm)
-        if not alarm.is_due or self._action == "log":
+        stands_still = alarm.skipped >= self._limits.patience
+        if not alarm.is_due or (self._action == "log" and not stands_still):
             return StepDecision(alarm)
-        if self._action == "stop" or self._rollbacks >= self._most:
-            raise self._collapsed(version, alarm)
+        if not self._can_go_back:
+            raise self._stuck(version, alarm) if stands_still else self._collapsed(version, alarm)
         # There is no such version when rollbacks were enabled only at this start.
         return StepDecision(alarm, self._roll_back(version) if self.good else None)
 
@@ -271,7 +293,16 @@ class Guard:
             self.scale = float(state["scale"])
             self.good = tuple(PolicyVersion(version) for version in state["good"])
 
+    @property
+    def _can_go_back(self) -> bool:
+        return self._action == "rollback" and self._rollbacks < self._most
+
     def _note_good(self, version: PolicyVersion, alarm: Alarm) -> None:
+        if alarm.skipped == 1 and not self.good:
+            # The weights before the last change: a rollback may be switched on later.
+            self.good = (PolicyVersion(max(BASE, version - 2)),)
+        if not alarm.skipped and self._action != "rollback":
+            self.good = ()
         if self._action != "rollback" or not self._limits.window:
             return
         if version == 1:
@@ -279,6 +310,33 @@ class Guard:
         if version % self._limits.window == 0 and self._watch.is_settled and not alarm.is_on:
             # A level covers one window, so the older of the two versions precedes any sign.
             self.good = (*self.good, version)[-2:]
+
+    def _leave(self, version: PolicyVersion, fault: str) -> PolicyVersion:
+        """Return the version to go back to from one that is not finite."""
+        before = PolicyVersion(version - 1)
+        if not self._can_go_back:
+            raise TrainingCollapsed(
+                f"version {version} is not published: the {_part(fault)} that step {version} made "
+                f"are not finite{_named(fault)}",
+                hint=self._way_back(before),
+            )
+        # The version before is finite: it was looked at when it was made.
+        self.good = self.good or (before,)
+        return self._roll_back(version)
+
+    def _way_back(self, before: PolicyVersion) -> str:
+        """Return what a person can do; `before` is the last version that is known to be sound."""
+        target = self.good[0] if self.good else before
+        if self._rollbacks >= self._most:
+            return (
+                f"{self._rollbacks} rollbacks did not help: start a new run from version {target}, "
+                "with a smaller learning rate"
+            )
+        return (
+            f"the step was not taken, and the newest checkpoint is that of version {before}: start "
+            f"again with --on-collapse rollback, and training goes on from version {target} with "
+            "a smaller learning rate"
+        )
 
     def _roll_back(self, version: PolicyVersion) -> PolicyVersion:
         target, *_ = self.good = self.good[:1]
@@ -291,6 +349,13 @@ class Guard:
         )
         return target
 
+    def _stuck(self, version: PolicyVersion, alarm: Alarm) -> TrainingCollapsed:
+        return TrainingCollapsed(
+            f"training stands still at step {version}: loss or gradient was not finite in "
+            f"{alarm.skipped} steps in a row, which changed no weight",
+            hint=self._way_back(PolicyVersion(version - 1)),
+        )
+
     def _collapsed(self, version: PolicyVersion, alarm: Alarm) -> TrainingCollapsed:
         return TrainingCollapsed(
             f"training has collapsed at step {version}: reward {alarm.reward_fall:.0%} below its "
@@ -299,3 +364,25 @@ class Guard:
             hint="the step was not taken; restart with --on-collapse rollback or log, or start a "
             "new run from the last good version with a smaller learning rate",
         )
+
+
+def require_finite(version: PolicyVersion, fault: str | None) -> None:
+    """Raise TrainingCollapsed when the model that a trainer starts with is not finite."""
+    if fault is None:
+        return
+    raise TrainingCollapsed(
+        f"version {version} is not published: the {_part(fault)} of version {version} are not "
+        f"finite{_named(fault)}",
+        hint="give another base model"
+        if version == BASE
+        else f"while version {version} is not on chain, move its folder in checkpoints/ away: the "
+        f"step is taken again from version {version - 1}; else start a new run from an earlier one",
+    )
+
+
+def _part(fault: str) -> str:
+    return LOGITS if fault == LOGITS else "weights"
+
+
+def _named(fault: str) -> str:
+    return "" if fault == LOGITS else f" ({fault})"

@@ -130,6 +130,10 @@ class SiteLearner:
         )
         return figures
 
+    def fault(self) -> str | None:
+        """Return what of the policy is not finite, None when all is: the same at every site."""
+        return self._inner.fault()
+
     def weights(self) -> dict[str, Tensor]:
         """Return the policy's weights: the same at every site."""
         return self._inner.weights()
