@@ -14,10 +14,11 @@ from worlds.client_world import DOMAIN, VALIDATOR_KEY
 from worlds.validator_bench import PlainDecoder
 
 from muster.chain import CaseStatus
+from muster.client.juror import judging
 from muster.client.juror.judging import CaseJudge
 from muster.client.sources import Sources
 from muster.protocol.encoding import keccak
-from muster.protocol.errors import StorageError
+from muster.protocol.errors import PolicyUnavailable, StorageError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.shardcast import ChunkStore, ShardServer
 from muster.shardcast.trust import sign_root
@@ -121,6 +122,31 @@ async def test_versions_that_open_cases_are_about_stay(world: World) -> None:
     assert world.judge._named(RunId(1)) == {3, 4}
     next(iter(world.view.cases.values())).status = CaseStatus.UPHELD
     assert world.judge._named(RunId(1)) == {4}
+
+
+async def test_policy_that_drips_makes_way_for_other_cases(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judging, "FETCH_TURN_S", 0.3)
+    await asyncio.to_thread(world.publish, 1, DISK_BYTES // 4)
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n")
+            await writer.drain()
+            await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(drip, "127.0.0.1", 0) as slow:
+        url = f"http://127.0.0.1:{slow.sockets[0].getsockname()[1]}"
+        world.judge.relays = [url]
+        async with asyncio.timeout(20):
+            with pytest.raises(PolicyUnavailable, match="did not come in 0.3 s"):
+                async with (
+                    Sources() as sources,
+                    world.judge._policy(world.view.runs[RunId(1)], BASE, sources),
+                ):
+                    pytest.fail("the policy arrived")
 
 
 async def test_runs_whose_cases_are_open_leave_the_reserve_to_the_journal(world: World) -> None:

@@ -31,7 +31,7 @@ from muster.client.validator.records import counted_before, judge_again
 from muster.inference import InferenceEngine
 from muster.protocol.eip712 import Domain, signer_of
 from muster.protocol.encoding import hex0x
-from muster.protocol.errors import ApiError
+from muster.protocol.errors import ApiError, PolicyUnavailable
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.jury import Ruling
 from muster.protocol.messages import Reason, Submission, Verdict
@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 POLICIES = "policies"
 """Folder of fetched policies, in the state folder."""
+FETCH_TURN_S = 600.0
+"""Seconds after which a case that fetches its policy makes way for others; verified chunks stay."""
 _Version = tuple[RunId, PolicyVersion, Hash32]
 """A policy version of a run, and the root of its manifest."""
 
@@ -241,11 +243,17 @@ class CaseJudge:
             connects_to=connects_to,
         ) as fetcher:
             try:
-                return await fetcher.fetch(*wanted)
+                async with asyncio.timeout(FETCH_TURN_S):
+                    return await fetcher.fetch(*wanted)
             except LacksRoom as error:
                 # The next try has the room that this makes.
                 await self._make_room(wanted[0], error.needed_bytes)
                 raise
+            except TimeoutError as error:
+                raise PolicyUnavailable(
+                    f"version {wanted[1]} of run {wanted[0]} did not come in {FETCH_TURN_S:g} s",
+                    hint="the next try goes on where this one ended; give relays with --relay URL",
+                ) from error
 
     def _named(self, run_id: RunId) -> set[PolicyVersion]:
         """Return the versions that open cases of a run are about."""
