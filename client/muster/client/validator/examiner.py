@@ -39,6 +39,8 @@ FETCH_WAIT_S = 3.0
 """Seconds that a claim waits for the fetch of its policy version, which then goes on."""
 FETCH_TURN_S = 60.0
 """Seconds after which a fetch makes way for another version; its verified chunks are kept."""
+FETCH_REST_S = 10.0
+"""Seconds after the start of a fetch that failed before the version is requested again."""
 MOST_FETCHES = 4
 """Most versions that are fetched at the same time."""
 _LASTINGLY_MISSING = frozenset({404, 410})
@@ -78,16 +80,22 @@ class _Fetches:
 
     async def folder(self, policy: _Policy) -> Path:
         """Return a version's folder; raises PolicyUnavailable while it is still being fetched."""
-        _, task = self._running.get(policy) or await self._begin(policy)
+        began, task = self._running.get(policy, (0.0, None))
+        # A failure is repeated for a while: every batch of the version would wait for the next.
+        is_old = task is not None and self._context.clock() - began >= FETCH_REST_S
+        if task is None or (is_old and _has_failed(task)):
+            self._running.pop(policy, None)
+            task = await self._begin(policy)
         if not task.done() or task.cancelled():
             raise PolicyUnavailable(
                 f"policy version {policy[0]} is still being fetched",
                 hint="other versions are judged meanwhile; check the relays if it lasts",
             )
-        self._running.pop(policy, None)
+        if not _has_failed(task):
+            self._running.pop(policy, None)
         return task.result()
 
-    async def _begin(self, policy: _Policy) -> tuple[float, asyncio.Task[Path]]:
+    async def _begin(self, policy: _Policy) -> asyncio.Task[Path]:
         now = self._context.clock()
         over = [each for each, (_, task) in self._running.items() if task.done()]
         for each in over if len(self._running) >= MOST_FETCHES else ():
@@ -103,7 +111,7 @@ class _Fetches:
         task.add_done_callback(self._note)
         self._running[policy] = (now, task)
         await asyncio.wait([task], timeout=FETCH_WAIT_S)
-        return now, task
+        return task
 
     async def _fetch(self, version: PolicyVersion, root: Hash32) -> Path:
         context, longest_s = self._context, self._context.windows.outcome_deadline_s
@@ -120,6 +128,10 @@ class _Fetches:
         # The result must be retrieved even when nobody asks again.
         if not task.cancelled() and task.exception() is None:
             self._fetched()
+
+
+def _has_failed(task: asyncio.Task[Path]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
 
 
 class Examiner:

@@ -254,7 +254,12 @@ async def test_outages_are_survived(bench: Bench) -> None:
     for call in ("batch", "file", "post_outcomes"):
         bench.orchestrator.fail(call, UNREACHABLE, UNREACHABLE)
     bench.fetcher.failures = 2
-    await run_until(bench, lambda: bool(bench.orchestrator.outcomes))
+
+    def is_judged() -> bool:
+        bench.seconds += 1
+        return bool(bench.orchestrator.outcomes)
+
+    await run_until(bench, is_judged)
     assert [(r.verdict, r.reason) for r in bench.posted()] == [ACCEPTED]
 
 
@@ -415,6 +420,18 @@ async def test_fetch_that_takes_long_makes_way_for_other_versions(
     bench.seconds = examiners.FETCH_TURN_S
     assert await bench.judge(good) == [ACCEPTED]
     assert dripping.asked == [*slow, VERSION]
+
+
+async def test_version_that_nobody_delivers_is_requested_once_for_all_its_batches(
+    bench: Bench,
+) -> None:
+    batches = [bench.commit_honest(number, number) for number in (1, 2)]
+    bench.fetcher.failures = 1
+    for batch in batches:
+        with pytest.raises(PolicyUnavailable, match="no relay delivers it"):
+            await bench.judge(batch)
+    bench.seconds = examiners.FETCH_REST_S
+    assert await bench.judge(batches[0]) == [ACCEPTED]
 
 
 async def test_policy_that_drips_is_given_up_with_the_deadline_of_outcomes(
