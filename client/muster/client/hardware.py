@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from muster.lifecycle import total_memory_bytes
+from muster.lifecycle import total_memory_bytes, usable_cores
 from muster.protocol.eip712 import Domain, address_of, digest, sign
 from muster.protocol.messages import HardwareReport
 
@@ -80,7 +79,7 @@ class Machine:
 def measure() -> Machine:
     """Return this machine's hardware; imports no model library."""
     return Machine(
-        cpu_cores=len(os.sched_getaffinity(0)),
+        cpu_cores=usable_cores(),
         memory_mb=total_memory_bytes() >> 20,
         gpu_memory_mb=_gpus(),
     )

@@ -6,12 +6,14 @@ import asyncio
 import ctypes
 import ipaddress
 import logging
+import math
 import os
 import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from random import SystemRandom
@@ -37,6 +39,8 @@ _GROUP_FILES = (
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
 )
 """Files with memory limit and use, for control groups version 2 and 1."""
+_QUOTA_FILES = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+"""Files with CPU quota and period, for control groups version 2 and 1."""
 
 _PR_SET_PDEATHSIG = 1
 _computing = 0
@@ -180,6 +184,34 @@ def _group_limit(group: Path) -> tuple[int, int]:
         except (OSError, ValueError):
             continue
     return 1 << 62, 0
+
+
+def usable_cores(mount: Path = CGROUP, own: Path = Path("/proc/self/cgroup")) -> int:
+    """Return how many CPUs this process may keep busy: those it may run on, within the quota of its
+    control group and of the groups above it. At least 1; a part of a CPU does not count.
+    """
+    is_bound = hasattr(os, "sched_getaffinity")
+    cores = float(len(os.sched_getaffinity(0)) if is_bound else os.cpu_count() or 1)
+    with suppress(OSError):
+        for line in own.read_text().splitlines():
+            _, names, path = line.split(":", 2)
+            if names and "cpu" not in names.split(","):
+                continue
+            top = mount / "cpu" if names else mount
+            # In a container the path may be the host's; its own group is then at the top.
+            below = Path(path.lstrip("/"))
+            cores = min(cores, *(_quota(top / each) for each in (below, *below.parents)))
+    return max(1, int(cores))
+
+
+def _quota(group: Path) -> float:
+    """Return the CPUs that a control group may keep busy; infinite without a quota."""
+    for names in _QUOTA_FILES:
+        with suppress(OSError, ValueError):
+            quota, period = (int(n) for f in names for n in (group / f).read_text().split())
+            if quota > 0:
+                return quota / period
+    return math.inf
 
 
 def limit_memory(size_bytes: int) -> None:

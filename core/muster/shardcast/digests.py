@@ -12,13 +12,14 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from muster.lifecycle import usable_cores
 from muster.protocol.ids import Hash32
 
 STATE_BLOCK_BYTES = 8 << 20
 """Bytes of the blocks whose digests make up a file's digest; a file's last block may be shorter."""
 BUFFER_BYTES = 512 << 10
 """Buffer for hashing a file, in bytes; it fits a core's own cache."""
-HASHERS = min(4, os.cpu_count() or 1)
+HASHERS = min(4, usable_cores())
 """Blocks of a file that are hashed at the same time."""
 
 

@@ -14,6 +14,20 @@ from typing import Any, TextIO
 
 from muster.lifecycle import environment_without_secrets
 
+SAME = {
+    "TZ": "UTC",
+    "LC_ALL": "C.UTF-8",
+    "PYTHONINTMAXSTRDIGITS": "4300",
+    "PYTHONOPTIMIZE": "",
+    "PYTHONWARNINGS": "",
+    "MPMATH_NOGMPY": "1",
+    "SYMPY_GROUND_TYPES": "python",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+"""Variables that every child gets, so that two machines grade alike: time zone, locale, Python's
+own switches, and sympy's arithmetic, which otherwise depends on what else is installed."""
+
 
 class ChildSilent(Exception):
     """The process does not answer in time."""
@@ -45,8 +59,7 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=environment_without_secrets(also_passed)
-            | {"PYTHONHASHSEED": hash_seed, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            env=environment_without_secrets(also_passed) | SAME | {"PYTHONHASHSEED": hash_seed},
             bufsize=0,
             start_new_session=has_group,
         )

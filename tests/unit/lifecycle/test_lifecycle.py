@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from muster import lifecycle
-from muster.lifecycle import ComputeThread, first_error, free_port
+from muster.lifecycle import ComputeThread, first_error, free_port, usable_cores
 from muster.protocol.errors import ConfigError, StorageError
 
 
@@ -112,3 +112,33 @@ except MemoryError:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("bounded\n", "")
+
+
+@pytest.mark.parametrize(
+    ("group", "files", "cores"),
+    [
+        ("0::/", {}, 8),
+        ("0::/", {"cpu.max": "max 100000"}, 8),
+        ("0::/", {"cpu.max": "250000 100000"}, 2),
+        ("0::/", {"cpu.max": "50000 100000"}, 1),
+        ("0::/", {"cpu.max": "9900000 100000"}, 8),
+        ("0::/", {"cpu.max": "nonsense"}, 8),
+        ("0::/a.slice/b", {"a.slice/cpu.max": "300000 100000", "a.slice/b/cpu.max": "max 1"}, 3),
+        ("0::/of/the/host", {"cpu.max": "300000 100000"}, 3),
+        ("0::/a", {"b/cpu.max": "100000 100000"}, 8),
+        ("4:cpu,cpuacct:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+        ("4:cpuacct,cpu:/a", {"cpu/a/cpu.cfs_quota_us": "5", "cpu/a/cpu.cfs_period_us": "2"}, 2),
+        ("4:cpuset:/a", {"cpu/a/cpu.cfs_quota_us": "5", "cpu/a/cpu.cfs_period_us": "2"}, 8),
+    ],
+)
+def test_usable_cores_are_within_affinity_and_quota(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, files: dict[str, str], cores: int
+) -> None:
+    monkeypatch.setattr(lifecycle.os, "sched_getaffinity", lambda _: range(8))
+    own = tmp_path / "own"
+    assert usable_cores(tmp_path, own) == 8
+    own.write_text(f"9:name=systemd:/\n{group}\n")
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    assert usable_cores(tmp_path, own) == cores

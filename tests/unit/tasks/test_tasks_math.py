@@ -488,6 +488,20 @@ def test_answer_whose_engine_the_machine_ends_is_undecided(
         assert found.is_disturbance
 
 
+def test_memory_of_an_answer_does_not_depend_on_what_is_loaded(ending: Any) -> None:
+    made = ending("return {'size': len(__import__('mmap').mmap(-1, 1 << 30))}")
+    source = Path(os.environ["PYTHONPATH"]) / "ending.py"
+    source.write_text(f"import mmap\nLOADED = mmap.mmap(-1, 3 << 29)\n{source.read_text()}")
+    assert made.ask({}).answer["size"] == 1 << 30
+
+
+def test_answer_that_takes_more_memory_than_its_budget_meets_the_limit(ending: Any) -> None:
+    assert (
+        ending("return {'size': len(__import__('mmap').mmap(-1, 3 << 30))}").ask({}).limit
+        == "memory"
+    )
+
+
 def test_want_of_memory_below_the_budget_is_the_machines(ending: Any) -> None:
     """If a machine grants less than the common budget, running out of memory proves nothing."""
     limit = "import resource as r; r.setrlimit = None; raise MemoryError"

@@ -182,6 +182,24 @@ def test_missing_library_is_the_machines_fault(monkeypatch: pytest.MonkeyPatch) 
     assert grade.is_disturbance
 
 
+def test_child_grades_alike_whatever_its_machine_is_set_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    statement = (
+        "import json, sys, time, mpmath.libmp as m, sympy.external.gmpy as g;"
+        "print(json.dumps([time.tzname[0], __debug__, sys.get_int_max_str_digits(),"
+        "m.BACKEND, g.GROUND_TYPES, sys.warnoptions]))"
+    )
+    found = []
+    for settings in (
+        {},
+        {"TZ": "Asia/Tokyo", "LC_ALL": "C", "PYTHONOPTIMIZE": "2", "PYTHONWARNINGS": "error"}
+        | {"PYTHONINTMAXSTRDIGITS": "0", "SYMPY_GROUND_TYPES": "gmpy"},
+    ):
+        for name, value in settings.items():
+            monkeypatch.setenv(name, value)
+        found.append(_said(Child(statement)))
+    assert found == [["UTC", True, 4300, "python", "python", []]] * 2
+
+
 def test_child_gets_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     secrets = ("MUSTER_PASSWORD", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY")
     for name in (*secrets, "LC_NUMERIC", "PYTHONUTF8", "MUSTER_JUDGE_MODEL"):

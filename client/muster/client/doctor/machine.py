@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from muster.client.doctor import Line, State
 from muster.client.hardware import NoDriverError, find_gpu, list_gpus
 from muster.client.quantities import format_size
-from muster.lifecycle import available_memory_bytes, total_memory_bytes
+from muster.lifecycle import available_memory_bytes, total_memory_bytes, usable_cores
 from muster.protocol.errors import EngineError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def examine_machine(
 
 
 def _processor(threads: int) -> Line:
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     load = os.getloadavg()[0]
     figure = f"{cores} cores ({platform.machine()}), load {load:.1f}, {threads} threads used"
     if threads > cores:

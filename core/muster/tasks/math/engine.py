@@ -5,7 +5,6 @@ wall-clock deadline protects the caller: a comparison that it cuts off is undeci
 """
 
 import atexit
-import os
 import queue
 import threading
 import time
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from muster.lifecycle import usable_cores
 from muster.tasks.children import Child, ChildSilent
 
 CPU_S = 1.0
@@ -145,7 +145,7 @@ def _understood(answer: dict[str, Any]) -> Answered:
 
 @cache
 def shared_engine(work: EngineTask = MATH) -> Engine:
-    """Return this Python process's engine for some work: one process per core, up to four."""
-    engine = Engine(max(2, min(4, os.cpu_count() or 1)), work)
+    """Return this Python process's engine for some work: a process per usable core, up to four."""
+    engine = Engine(min(4, usable_cores()), work)
     atexit.register(engine.close)
     return engine

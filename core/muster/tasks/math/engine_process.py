@@ -18,12 +18,13 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
 from muster.tasks.children import own_stdout, say
 
 MEMORY_BYTES = 2 << 30
-"""Address space of a child."""
+"""Address space that a child may add to what it was forked with, which differs between builds."""
 MAX_SERVED = 500
 """Requests after which a child is replaced, so that caches stay bounded."""
 
@@ -113,13 +114,23 @@ class _Child:
         os.close(self._answers)
 
 
+def _size_bytes() -> int:
+    """Return the size of this process's address space; 0 where the system does not say it."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except OSError:
+        return 0
+    return pages * resource.getpagesize()
+
+
 def _serve(work: Any, requests: int, answers: int) -> NoReturn:
     """Answer requests until the pipe or a limit ends it; runs in the child."""
     status = _MACHINE
     short_of_memory = _MACHINE
     try:
         # If memory runs out below the budget, the machine is at fault, not the answer.
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        most = MEMORY_BYTES + _size_bytes()
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
         short_of_memory = _MEMORY
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with open(requests) as lines:
