@@ -249,11 +249,26 @@ class Chain:
 
     async def read(self, contract: str, function: str, args: Sequence[Any]) -> tuple[Any, ...]:
         """Return the result of a view."""
-        abi = contract_abi(contract).functions[function]
-        call = {"to": self.deployment.contracts[contract], "data": hex0x(abi.encode(args))}
-        answer = await self._answer(call)
+        return self._decoded(
+            contract, function, await self._answer(self._call_of(contract, function, args))
+        )
+
+    async def read_all(
+        self, contract: str, function: str, calls: Sequence[Sequence[Any]]
+    ) -> list[tuple[Any, ...]]:
+        """Return the results of a view for each of these arguments, in few RPC exchanges."""
+        answers = await self.rpc.batch(
+            [("eth_call", [self._call_of(contract, function, args), self._block]) for args in calls]
+        )
+        return [self._decoded(contract, function, answer) for answer in answers]
+
+    def _call_of(self, contract: str, function: str, args: Sequence[Any]) -> dict[str, str]:
+        data = contract_abi(contract).functions[function].encode(args)
+        return {"to": self.deployment.contracts[contract], "data": hex0x(data)}
+
+    def _decoded(self, contract: str, function: str, answer: Any) -> tuple[Any, ...]:
         try:
-            return abi.decode(bytes.fromhex(answer[2:]))
+            return contract_abi(contract).functions[function].decode(bytes.fromhex(answer[2:]))
         except (EncodingError, ValueError, TypeError) as error:
             raise WrongChain(
                 f"{contract}.{function} gave an impossible answer: {error}",

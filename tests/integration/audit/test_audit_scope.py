@@ -27,11 +27,14 @@ from chain_scenario import (
     play,
 )
 
+from muster.chain.rpc import Rpc
 from muster.client.audit.contradictions import Check, Contradiction, Kind, NotRerun
+from muster.client.audit.history import HistorySource, read
 from muster.client.audit.ledger import Ledger
 from muster.client.audit.observed import observe
 from muster.client.audit.report import build_report
-from muster.protocol.ids import RunId
+from muster.protocol.ids import RunId, to_address
+from muster.protocol.jury import BENCH
 from muster.protocol.messages import Verdict
 
 OVERDUE = "everything past its deadline is settled"
@@ -84,6 +87,40 @@ async def test_a_hostile_run_on_the_same_contracts_is_no_fault_of_ours(
         kinds = {each["kind"] for each in json.loads(theirs.stdout)["contradictions"]}
         assert theirs.exit_code == 1
         assert {"slot-twice", "batch-root", "outcome-reason", "worker-unknown"} <= kinds
+
+
+async def test_deposits_for_many_accounts_cost_an_audit_few_requests(
+    net: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await play(net)
+    other = await misbehave(net)
+    owner = net.of(OWNER)
+    await owner.allow("StakeVault", 10**6)
+    for number in range(1, 25):
+        for run_id in (BENCH, other.run_id):
+            await owner.vault.deposit(RunId(run_id), to_address(f"0x{number:040x}"), 1)
+    recording, view = await record(net), Ledger()
+    for event in recording.events:
+        view.apply(event)
+    requests: list[int] = []
+    ask = Rpc._ask
+
+    async def counting(rpc: Rpc, calls: Any) -> Any:
+        requests.append(len(calls))
+        return await ask(rpc, calls)
+
+    monkeypatch.setattr(Rpc, "_ask", counting)
+    observed = await observe(recording.chain, view)
+    assert len([key for key in observed.stakes if observed.stakes[key].active_wei == 1]) == 48
+    assert len(requests) < 40
+    history = await read(
+        HistorySource((net.anvil.rpc_url,), net.deployment, run_id=RunId(net.run_id))
+    )
+    assert {run_id for run_id, _ in history.observed.stakes} == {BENCH, net.run_id}
+    assert set(history.observed.funds) == {net.run_id}
+    # It stands for no other run.
+    assert history.report() == history.report(net.run_id)
+    assert history.report().passed
 
 
 async def test_what_the_contracts_hold_is_held_against_all_runs(net: Scenario) -> None:

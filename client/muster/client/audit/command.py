@@ -89,8 +89,10 @@ source_options = together(
 """Options that name the source of the history."""
 
 
-def wanted_of(options: Mapping[str, Any]) -> HistorySource:
-    """Return the source of the history; blocks are proven unless a flag says otherwise."""
+def wanted_of(options: Mapping[str, Any], run: int | None = None) -> HistorySource:
+    """Return the source of the history; blocks are proven unless a flag says otherwise. With a
+    run, the contracts are asked only about that run and what all runs share.
+    """
     from muster.client.audit.history import HistorySource
 
     since = options.get("since")
@@ -106,14 +108,17 @@ def wanted_of(options: Mapping[str, Any]) -> HistorySource:
         dump=options["dump"],
         proof=ProofLevel(options.get("prove", "blocks")),
         since=since,
+        run_id=None if run is None else RunId(run),
     )
 
 
-def read_history(options: Mapping[str, Any], *, keeps_blocks: bool = False) -> ChainHistory:
+def read_history(
+    options: Mapping[str, Any], run: int | None = None, *, keeps_blocks: bool = False
+) -> ChainHistory:
     """Return the history that the flags name."""
     from muster.client.audit.history import read
 
-    return asyncio.run(read(wanted_of(options), keeps_blocks=keeps_blocks))
+    return asyncio.run(read(wanted_of(options, run), keeps_blocks=keeps_blocks))
 
 
 evidence_option = click.option(
@@ -144,7 +149,7 @@ def audit(context: click.Context, /, run: int | None, as_json: bool, **options: 
     """
     if context.invoked_subcommand is not None:
         return
-    history = read_history(options)
+    history = read_history(options, run)
     finish(history.report(None if run is None else RunId(run)), as_json=as_json)
 
 
@@ -187,7 +192,7 @@ def run_command(run: int, as_json: bool, **options: Any) -> None:
 
     run_id, store = RunId(run), EvidenceFolders(options["evidence"])
     _require_reporter(options)
-    history = read_history(options)
+    history = read_history(options, run)
     history.require_run(run_id)
     history = replace(
         history,
@@ -420,7 +425,7 @@ def lineage_command(run: int, version: int, as_json: bool, **options: Any) -> No
     from muster.client.audit.lineage import find_manifests, max_async_level_of, trace
 
     run_id, wanted = RunId(run), PolicyVersion(version)
-    history = read_history(options)
+    history = read_history(options, run)
     history.require_run(run_id)
     store, of_run = EvidenceFolders(options["evidence"]), history.ledger.runs[run_id]
     manifest_of = asyncio.run(find_manifests(store, options["relay"], of_run, wanted))

@@ -20,7 +20,7 @@ from muster.client.audit.endpoints import (
     prove,
     read_source,
 )
-from muster.client.audit.ledger import Ledger
+from muster.client.audit.ledger import Ledger, of_run
 from muster.client.audit.observed import Observed, observe
 from muster.client.audit.report import AuditReport, build_report
 from muster.protocol.eip712 import Domain
@@ -42,6 +42,8 @@ class HistorySource:
     """What endpoints must prove."""
     since: Path | None = None
     """A dump of an earlier look that the chain must not contradict."""
+    run_id: RunId | None = None
+    """The only run that the contracts are asked about; None for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,8 @@ class ChainHistory:
     """Checks of the source."""
     blocks: Sequence[DumpedBlock] = ()
     """The raw blocks, if they were kept."""
+    run_id: RunId | None = None
+    """The only run that the contracts were asked about; None for all."""
 
     @property
     def domain(self) -> Domain:
@@ -68,6 +72,7 @@ class ChainHistory:
 
     def report(self, run_id: RunId | None = None) -> AuditReport:
         """Return the audit; raises ConfigError when there is no such run."""
+        run_id = self.run_id if run_id is None else run_id
         self.require_run(run_id)
         return build_report(
             self.ledger,
@@ -109,21 +114,26 @@ async def _read_rpc(wanted: HistorySource, *, keeps_blocks: bool) -> ChainHistor
         is_proven = wanted.proof is not ProofLevel.NONE
         keeps_logs = keeps_blocks or is_proven or bool(others)
         heard = await read_source(chain, keeps_logs=keeps_logs)
+        ledger, head = Ledger(), heard.poll.head
+        apply_poll(ledger, heard.poll)
+        is_one = wanted.run_id in ledger.runs
+        asked = of_run(ledger, wanted.run_id) if wanted.run_id and is_one else ledger
+        # Before anything that takes long: an endpoint keeps the states of few blocks.
+        observed = await observe(chain, asked, block=head.number)
         about = [await prove(chain, heard, wanted.proof)] if is_proven else []
         about += [await compare(heard, chain.rpc, other) for other in others]
         if wanted.since is not None:
             past = DumpReader(wanted.since).blocks()
             describe = partial(_events_in, table=EventTable(chain.deployment.contracts))
             about.append(await compare_with_past(chain.rpc, past, wanted.since.name, describe))
-        ledger, head = Ledger(), heard.poll.head
-        apply_poll(ledger, heard.poll)
         return ChainHistory(
             ledger=ledger,
             deployment=chain.deployment,
             head=head,
-            observed=await observe(chain, ledger, block=head.number),
+            observed=observed,
             about_source=about,
             blocks=tuple(heard.blocks.values()) if keeps_blocks else (),
+            run_id=wanted.run_id if is_one else None,
         )
 
 

@@ -11,9 +11,8 @@ from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationErr
 
 from muster.api.answers import AccountAddress, HexHash
 from muster.chain import Chain, Funds, StakeAccount
-from muster.chain.abi import contract_abi
+from muster.chain.conversion import from_abi
 from muster.client.audit.ledger import Ledger
-from muster.protocol.encoding import hex0x
 from muster.protocol.errors import EncodingError, WrongChain
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, to_address, to_hash32
 from muster.protocol.jury import BENCH
@@ -130,20 +129,32 @@ async def observe(chain: Chain, view: Ledger, *, block: int | None = None) -> Ob
     chain = chain if block is None else chain.at(block)
     draws = sorted({case.draw_block for case in view.cases.values() if case.jurors})
     here, *drawn = await _headers(chain, [tag, *map(hex, draws)])
-    at, stakes = chain.deployment.contracts, sorted(_stakes(view))
-    on_bench = [who for run, who in stakes if run == BENCH and await chain.jurors.is_juror(who)]
+    at, stakes, runs = chain.deployment.contracts, sorted(_stakes(view)), list(view.runs)
+    bench = [who for run, who in stakes if run == BENCH]
     return Observed(
-        stakes={key: await chain.vault.account_of(*key) for key in stakes},
+        # Anyone can deposit for any account: whatever grows with accounts is asked in batches.
+        stakes={
+            key: from_abi(StakeAccount, account)
+            for key, (account,) in await _all(chain, "StakeVault", "accountOf", stakes)
+        },
         vault_wei=await chain.token.balance_of(at["StakeVault"]),
         escrow_wei=await chain.token.balance_of(at["RewardEscrow"]),
         court_wei=await chain.token.balance_of(at["DisputeCourt"]),
         runs=await chain.runs.run_count(),
         batches=await chain.ledger.batch_count(),
-        funds={run: await chain.escrow.funds_of(run) for run in view.runs},
-        versions={run: await chain.runs.latest_version(run) for run in view.runs},
-        strange=frozenset(await _strange_batches(chain, view, tag)),
+        funds={
+            run: from_abi(Funds, funds)
+            for run, (funds,) in await _all(chain, "RewardEscrow", "fundsOf", runs)
+        },
+        versions={
+            run: PolicyVersion(version) if exists else None
+            for run, (version, exists) in await _all(chain, "RunRegistry", "latestVersion", runs)
+        },
+        strange=frozenset(await _strange_batches(chain, view)),
         parameters=await _parameters(chain),
-        jurors=frozenset(on_bench),
+        jurors=frozenset(
+            who for who, (is_juror,) in await _all(chain, "JuryPool", "isJuror", bench) if is_juror
+        ),
         draw_hashes={
             number: _part(header, "hash", to_hash32)
             for number, header in zip(draws, drawn, strict=True)
@@ -152,6 +163,14 @@ async def observe(chain: Chain, view: Ledger, *, block: int | None = None) -> Ob
         announced=await _announced(chain, view),
         timestamp=_part(here, "timestamp", lambda text: int(text, 16)),
     )
+
+
+async def _all(
+    chain: Chain, contract: str, function: str, keys: Sequence[T]
+) -> list[tuple[T, tuple[Any, ...]]]:
+    """Return the results of a view, each with its key: its argument or its tuple of arguments."""
+    calls = [key if isinstance(key, tuple) else (key,) for key in keys]
+    return list(zip(keys, await chain.read_all(contract, function, calls), strict=True))
 
 
 def _stakes(view: Ledger) -> set[tuple[RunId, Address]]:
@@ -182,12 +201,13 @@ async def _parameters(chain: Chain) -> Parameters:
 
 async def _announced(chain: Chain, view: Ledger) -> dict[Hash32, tuple[int, ...]]:
     """Return the blocks of claims' announcements, for cases with several possible reporters."""
-    found = {}
-    for case in view.cases.values():
-        if case.overturned and len(case.claims) > 1:
-            [claims] = await chain.read("DisputeCourt", "claimsOf", [case.case_id])
-            found[case.case_id] = tuple(int(each[2]) for each in claims)
-    return found
+    several = [
+        case.case_id for case in view.cases.values() if case.overturned and len(case.claims) > 1
+    ]
+    return {
+        case_id: tuple(int(each[2]) for each in claims)
+        for case_id, (claims,) in await _all(chain, "DisputeCourt", "claimsOf", several)
+    }
 
 
 async def _headers(chain: Chain, tags: Sequence[str]) -> list[dict[str, Any] | None]:
@@ -206,33 +226,14 @@ def _part(header: Mapping[str, Any] | None, name: str, parse: Callable[[str], T]
         ) from error
 
 
-async def _strange_batches(chain: Chain, view: Ledger, tag: str) -> list[int]:
+async def _strange_batches(chain: Chain, view: Ledger) -> list[int]:
     """Return the batches whose stored hash differs from that of the header in the events."""
     strange, numbers = [], list(view.batches)
     for start in range(0, len(numbers), ASKED_AT_ONCE):
         asked = numbers[start : start + ASKED_AT_ONCE]
-        for number, stored in zip(asked, await _commitments(chain, asked, tag), strict=True):
+        for number, (stored,) in await _all(chain, "ContributionLedger", "commitmentOf", asked):
             batch = view.batches[number]
             due = Hash32(bytes(32)) if batch.is_void else batch.header().commitment()
             if stored[:-1] + bytes([stored[-1] & UNDISPUTED]) != due:
                 strange.append(number)
     return strange
-
-
-async def _commitments(chain: Chain, numbers: Sequence[int], tag: str) -> list[Hash32]:
-    """Return the ledger's stored commitments to batches, in one RPC exchange."""
-    abi = contract_abi("ContributionLedger").functions["commitmentOf"]
-    ledger = chain.deployment.contracts["ContributionLedger"]
-    answers = await chain.rpc.batch(
-        [
-            ("eth_call", [{"to": ledger, "data": hex0x(abi.encode([number]))}, tag])
-            for number in numbers
-        ]
-    )
-    try:
-        return [Hash32(abi.decode(bytes.fromhex(answer[2:]))[0]) for answer in answers]
-    except (EncodingError, ValueError, TypeError) as error:
-        raise WrongChain(
-            f"ContributionLedger.commitmentOf gave an impossible answer: {error}",
-            hint="check that --deployments has the contracts of this chain",
-        ) from error
