@@ -102,15 +102,14 @@ async def connect(
                 audience=lambda: view.runs[run.run_id].config.orchestrator,
             )
         )
-        relays = settings.relay or await _named_relays(api, settings)
+        relays = (
+            settings.relay
+            or (await await_orchestrator(lambda: api.run_info(settings.run))).policy_sources
+        )
         fetcher = await stack.enter_async_context(
             Fetcher(relays, settings.state_dir / "policies", named=named)
         )
         yield Connected(chain, view, run, domain, api, fetcher, tuple(relays))
-
-
-async def _named_relays(api: OrchestratorApi, settings: NodeSettings) -> tuple[str, ...]:
-    return (await await_orchestrator(lambda: api.run_info(settings.run))).policy_sources
 
 
 def make_engine(settings: EngineSettings) -> InferenceEngine:

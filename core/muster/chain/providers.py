@@ -56,7 +56,7 @@ class HttpProvider(AsyncHTTPProvider):
         if isinstance(answers, dict):
             return answers
         listed = answers if isinstance(answers, list) else []
-        by_id = {a.get("id"): a for a in listed if isinstance(a, dict) and _has_number(a)}
+        by_id = {a.get("id"): a for a in listed if isinstance(a, dict) and type(a.get("id")) is int}
         for request in requests:
             if request["id"] not in by_id:
                 raise ChainUnreachable(
@@ -106,10 +106,6 @@ class HttpProvider(AsyncHTTPProvider):
                     hint="use another RPC endpoint",
                 )
         return b"".join(parts)
-
-
-def _has_number(answer: dict[str, Any]) -> bool:
-    return type(answer.get("id")) is int
 
 
 class _PromptAnswers(PersistentConnectionProvider):

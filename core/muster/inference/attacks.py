@@ -9,6 +9,7 @@ find these cheats.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import starmap
 
 import numpy as np
 import numpy.typing as npt
@@ -39,19 +40,13 @@ _NEVER_LIKELY = 0.02
 
 Logits = npt.NDArray[np.float32]
 
-_CHEAPER: dict[str, tuple[str, MeasuredKind]] = {
-    "quarter of the layers": ("first quarter of the layers", "cheap"),
-    "int4": ("weights in int4", "cheap"),
-    "int8": ("weights in int8", "other"),
+_CHEAPER: dict[str, tuple[str, MeasuredKind, Substitution]] = {
+    "quarter of the layers": ("first quarter of the layers", "cheap", substitutes.first_layers),
+    "int4": ("weights in int4", "cheap", substitutes.quantised(4)),
+    "int8": ("weights in int8", "other", substitutes.quantised(8)),
 }
 """Cheaper models, by their short names: the name and kind of the cheat with the model's own
-proofs."""
-
-
-def _cheaper(short: str) -> Substitution:
-    if short == "quarter of the layers":
-        return substitutes.first_layers
-    return substitutes.quantised(int(short.removeprefix("int")))
+proofs, and the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +77,14 @@ class Attacker:
 
     def quick(self) -> Iterator[Attack]:
         """Yield the cheats that matter most, in little time."""
-        yield self._substituted("first quarter of the layers", "cheap", substitutes.first_layers)
-        yield self._substituted("weights in int4", "cheap", substitutes.quantised(4))
-        yield self._substituted("weights in int8", "other", substitutes.quantised(8))
+        yield from starmap(self._substituted, _CHEAPER.values())
         yield self._neighbour(1)
         yield self._other_seed()
 
     def full(self) -> Iterator[Attack]:
         """Yield every cheat that needs no other model."""
-        yield self._substituted("first quarter of the layers", "cheap", substitutes.first_layers)
-        yield self._substituted("weights in int4", "cheap", substitutes.quantised(4))
-        for bits in (8, 6, 5, 3):
+        yield from starmap(self._substituted, _CHEAPER.values())
+        for bits in (6, 5, 3):
             yield self._substituted(f"weights in int{bits}", "other", substitutes.quantised(bits))
         yield self._substituted("weights in fp8", "other", substitutes.eight_bit_floats)
         for bits in (8, 4):
@@ -159,16 +151,16 @@ class Attacker:
     def _honest_prefills(self) -> Iterator[Attack]:
         """Yield tokens of cheaper models, with proofs from a prefill of the policy."""
         unlikely = substitutes.without_unlikely(_NEVER_LIKELY)
-        for short, (_, kind) in _CHEAPER.items():
+        for short, (_, kind, cheaper) in _CHEAPER.items():
             yield self._honest_prefill(short)
-            change = substitutes.both(_cheaper(short), unlikely)
+            change = substitutes.both(cheaper, unlikely)
             _, proven, is_different, strength = self._run(f"likely tokens of {short}", change)
             name = f"likely tokens of {short}, true proofs"
             yield Attack(name, kind, proven.only(is_different), strength)
 
     def _honest_prefill(self, short: str) -> Attack:
-        model, kind = _CHEAPER[short]
-        _, proven, is_different, strength = self._run(model, _cheaper(short))
+        model, kind, change = _CHEAPER[short]
+        _, proven, is_different, strength = self._run(model, change)
         name = f"tokens of {short}, true proofs"
         return Attack(name, kind, proven.only(is_different), strength)
 
@@ -252,18 +244,6 @@ class Forged:
     """Per chunk the results of all attempts; none for an attempt that does not parse."""
 
 
-@dataclass(frozen=True, slots=True)
-class Miscounted:
-    """Proofs that are left out, doubled or null."""
-
-    name: str
-    """In words."""
-    trials: int
-    """How many were tried."""
-    parsed: int
-    """How many parse, which none should."""
-
-
 def try_forgers(survey: Survey, recipe: Recipe, seed: int) -> list[Forged]:
     """Return the results of all forgers on whole chunks and on chunks of one token.
 
@@ -316,26 +296,21 @@ def forged_row(calibration: Calibration, forged: Forged) -> Measurement:
     )
 
 
-def miscounted_row(miscounted: Miscounted) -> Measurement:
-    """Return the row of proofs that are left out, doubled or null."""
-    return Measurement(
-        name=miscounted.name,
-        kind="nothing",
-        judged="sample",
-        trials=miscounted.trials,
-        accepted=miscounted.parsed,
-        strain=1.0,
-    )
-
-
-def try_miscounted(bench: OwnParty, work: Delivery, label: str) -> Miscounted:
-    """Return whether wrong numbers of proofs parse."""
+def try_miscounted(bench: OwnParty, work: Delivery, label: str) -> Measurement:
+    """Return how many parse of proofs that are left out, doubled or null: none should."""
     tried = [
         _parses(bench, completion, forged)
         for completion in work.completions
         for forged in _miscounted(completion)
     ]
-    return Miscounted(f"missing, extra or null proofs{label}", len(tried), sum(tried))
+    return Measurement(
+        name=f"missing, extra or null proofs{label}",
+        kind="nothing",
+        judged="sample",
+        trials=len(tried),
+        accepted=sum(tried),
+        strain=1.0,
+    )
 
 
 def _miscounted(completion: Completion) -> list[bytes]:

@@ -26,7 +26,6 @@ from muster.inference.attacks import (
     Attacker,
     attack_row,
     forged_row,
-    miscounted_row,
     sample_row,
     try_forgers,
     try_miscounted,
@@ -128,7 +127,7 @@ def calibrate_model(
     table = [sample_row(calibration, pair, "honest", e) for pair, e in honest.errors.items()]
     history = _history(calibration, honest)
     table += [forged_row(calibration, each) for each in forged]
-    table += [miscounted_row(each) for each in uncounted]
+    table += uncounted
     rows = [attack_row(calibration, attack) for attack in attacks]
     table += [row for row in rows if row is not None]
     refusal = (

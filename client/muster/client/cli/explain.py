@@ -113,7 +113,8 @@ async def _explain(submission: str, options: dict[str, Any]) -> tuple[dict[str, 
         place, state = await _find(view, submission, options)
         if place is None:
             assert state is not None  # _find
-            return {"state": state.state, "file_hash": _hex(submission)}, None
+            digits = submission.removeprefix("0x").lower()
+            return {"state": state.state, "file_hash": f"0x{digits}"}, None
         entries = await _entries(place.batch, options["orchestrator"])
         money = await ask_money(chain, view, place)
         found = describe(view, place, money, entries)
@@ -266,7 +267,3 @@ async def _load(
 def _state_dir(options: dict[str, Any]) -> Path:
     state_dir: Path = options["state_dir"] or HOME / "doctor"
     return state_dir.expanduser()
-
-
-def _hex(submission: str) -> str:
-    return "0x" + submission.removeprefix("0x").lower()

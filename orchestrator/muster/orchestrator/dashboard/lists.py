@@ -179,7 +179,7 @@ async def find_submission(services: Services, file_hash: Hash32) -> SubmissionDe
         deadline=Ticket.from_json(json.loads(row.ticket)).deadline if row else None,
         batch=batch,
         recorded=outcome.verdict if outcome else None,
-        signers=_signers(services, batch),
+        signers=batch.signed_by(services.projection.run.seats) if batch else [],
         final_at=services.projection.final_at(
             batch, line.verdict, services.settlement.challenge_window_s
         ),
@@ -209,10 +209,6 @@ async def lines_at(services: Services, places: Sequence[SubmissionPlace]) -> lis
         )
         lines += [_line_of_row(services, SubmissionRow(*row)) for row in rows]
     return lines
-
-
-def _signers(services: Services, batch: BatchView | None) -> list[Address]:
-    return [] if batch is None else batch.signed_by(services.projection.run.seats)
 
 
 async def _is_paid(services: Services, line: SubmissionLine) -> bool | None:

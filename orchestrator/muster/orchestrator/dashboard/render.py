@@ -18,7 +18,6 @@ from muster.chain import STATE_WORDS, SlashState
 from muster.orchestrator.dashboard.figures import Panel, draw
 from muster.protocol.errors import EncodingError
 from muster.protocol.jury import Ruling
-from muster.protocol.messages import Reason
 from muster.protocol.reasons import words_of
 
 _FOLDER = Path(__file__).parent
@@ -66,10 +65,6 @@ def _load() -> dict[str, Asset]:
 
 ASSETS = _load()
 """By name under `/static/`."""
-
-
-def _asset_url(name: str) -> str:
-    return f"/static/{name}?v={ASSETS[name].version}"
 
 
 def _chart_json(panel: Panel) -> str:
@@ -123,10 +118,6 @@ def _ruled(number: int) -> str:
     except EncodingError:
         return f"ruling {number}"
     return "unjudged" if ruling is None else ruling.verdict.name.lower()
-
-
-def _meaning(reason: Reason) -> str:
-    return words_of(reason).meaning
 
 
 _SHOWN = frozenset("\n\t")
@@ -230,14 +221,14 @@ _ENVIRONMENT.filters |= {
     "duration": duration,
     "visible": visible,
     "titled": titled,
-    "meaning": _meaning,
+    "meaning": lambda reason: words_of(reason).meaning,
     "ruled": _ruled,
     "stake_is": lambda state: STATE_WORDS[SlashState(state)],
     "where": lambda loss: loss.where(tokens),
     "labelled": _labelled,
 }
 _ENVIRONMENT.globals |= {
-    "asset": _asset_url,
+    "asset": lambda name: f"/static/{name}?v={ASSETS[name].version}",
     "ago": ago,
     "percent": percent,
     "draw": draw,

@@ -345,17 +345,12 @@ continue_numbers = Query(
 """Let PostgreSQL's sequence continue after rows that were inserted with explicit numbers. SQLite
 continues from the highest number by itself.
 """
-_new_batch = Query(new_row(batches, "root", "count", "units").values(is_judged=false()))
-_put_into_batch = Query(
+new_batch = Query(new_row(batches, "root", "count", "units").values(is_judged=false()))
+put_into_batch = Query(
     update(submissions)
     .where(_OF_FILE)
     .values(batch_root=bindparam("batch_root"), position=bindparam("position"))
 )
-
-
-def new_batch(root: Hash32, *, count: int, units: int) -> Statement:
-    """Store a composition."""
-    return _new_batch(root=root, count=count, units=units)
 
 
 _empty_batch = Query(
@@ -372,11 +367,6 @@ def undo_batch(root: Hash32, *, without: Sequence[Hash32]) -> list[Statement]:
         _forget_batch(root=root),
         *(_forget_submission(file_hash=each) for each in without),
     ]
-
-
-def put_into_batch(claim: Submission, root: Hash32, position: int) -> Statement:
-    """Store a submission's place in a batch."""
-    return _put_into_batch(file_hash=claim.file_hash, batch_root=root, position=position)
 
 
 # The outcomes that validators handed in, by batch.

@@ -275,8 +275,11 @@ def composition_rows(root: Hash32, submissions: Sequence[Submission]) -> list[St
     """Return the statements that store a composition: the batch, and each submission's place in
     it."""
     units = sum(s.units for s in submissions)
-    batch = statements.new_batch(root, count=len(submissions), units=units)
-    places = (statements.put_into_batch(s, root, i) for i, s in enumerate(submissions))
+    batch = statements.new_batch(root=root, count=len(submissions), units=units)
+    places = (
+        statements.put_into_batch(file_hash=s.file_hash, batch_root=root, position=i)
+        for i, s in enumerate(submissions)
+    )
     return [batch, *places]
 
 
