@@ -29,7 +29,7 @@ import httpx
 from pydantic import ValidationError
 
 from muster.api import BatchContents, BatchEntry, OrchestratorApi, RunInfo
-from muster.api.client import MAX_ANSWER_BYTES, MAX_SMALL_ANSWER_BYTES, tls_context
+from muster.api.client import MAX_ANSWER_BYTES, MAX_SMALL_ANSWER_BYTES, read_body, tls_context
 from muster.api.network_document import is_private, url_fault
 from muster.api.routes import MAX_FILE_BYTES
 from muster.api.signing import sign_request
@@ -451,22 +451,13 @@ class Sources:
         self, http: httpx.AsyncClient, url: str, max_bytes: int, headers: Mapping[str, str]
     ) -> tuple[int, bytes]:
         """Return status and body or, for a redirect, the target instead of the body."""
-        parts: list[bytes] = []
-        size = 0
         async with http.stream("GET", url, headers=dict(headers)) as response:
             if response.status_code in _ELSEWHERE:
                 place = response.headers.get("location", "")
                 return response.status_code, place.encode("utf-8", "replace")
             if response.status_code != 200:
                 return response.status_code, b""
-            if response.headers.get("content-encoding", "identity") != "identity":
-                raise _lied("the answer is compressed, which was not requested")
-            async for part in response.aiter_raw():
-                size += len(part)
-                if size > max_bytes:
-                    raise _lied(f"the answer exceeds {max_bytes} bytes")
-                parts.append(part)
-        return 200, b"".join(parts)
+            return 200, await read_body(response, max_bytes)
 
     async def _put(self, url: str, body: bytes) -> None:
         async with self._http.stream("PUT", url, content=body) as response:
@@ -560,14 +551,9 @@ def _words(error: Exception) -> str:
 
 async def _code_of(response: httpx.Response) -> str:
     """Return the error code of a refusal in brackets; empty if the body is not in our format."""
-    body = b""
-    async for part in response.aiter_raw():
-        body += part
-        if len(body) > MAX_REFUSAL_BYTES:
-            return ""
     try:
-        code = json.loads(body)["error"]["code"]
-    except (ValueError, LookupError, TypeError, RecursionError):
+        code = json.loads(await read_body(response, MAX_REFUSAL_BYTES))["error"]["code"]
+    except (ApiError, ValueError, LookupError, TypeError, RecursionError):
         return ""
     return f" ({code})" if isinstance(code, str) and _CODE.fullmatch(code) else ""
 

@@ -223,7 +223,7 @@ class OrchestratorApi:
         timeout = httpx.Timeout(self._timeout_s, read=60.0)
         async with self._http.stream("GET", "/v1/events", timeout=timeout) as response:
             if response.status_code != 200:
-                raise _refusal(response.status_code, await _read(response, MAX_ANSWER_BYTES))
+                raise _refusal(response.status_code, await read_body(response, MAX_ANSWER_BYTES))
             async for line in response.aiter_lines():
                 if line.startswith("data:"):
                     yield json.loads(line.removeprefix("data:"))
@@ -450,7 +450,7 @@ class OrchestratorApi:
         async with asyncio.timeout(self._timeout_s * 6):
             response = await self._http.send(request, stream=True)
             try:
-                content = await _read(response, call.max_bytes)
+                content = await read_body(response, call.max_bytes)
             finally:
                 await response.aclose()
         return _Answered(response.status_code, response.headers, content)
@@ -505,7 +505,8 @@ def _write_at(path: Path, start: int, data: bytes) -> None:
         file.write(data)
 
 
-async def _read(response: httpx.Response, max_bytes: int) -> bytes:
+async def read_body(response: httpx.Response, max_bytes: int) -> bytes:
+    """Return an answer's body; raises ApiError when it is longer, or compressed."""
     parts: list[bytes] = []
     size = 0
     if response.headers.get("content-encoding", "identity") != "identity":

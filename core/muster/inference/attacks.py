@@ -9,7 +9,6 @@ find these cheats.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import starmap
 
 import numpy as np
 import numpy.typing as npt
@@ -40,13 +39,19 @@ _NEVER_LIKELY = 0.02
 
 Logits = npt.NDArray[np.float32]
 
-_CHEAPER: dict[str, tuple[str, MeasuredKind, Substitution]] = {
-    "quarter of the layers": ("first quarter of the layers", "cheap", substitutes.first_layers),
-    "int4": ("weights in int4", "cheap", substitutes.quantised(4)),
-    "int8": ("weights in int8", "other", substitutes.quantised(8)),
+_CHEAPER: dict[str, tuple[str, MeasuredKind]] = {
+    "quarter of the layers": ("first quarter of the layers", "cheap"),
+    "int4": ("weights in int4", "cheap"),
+    "int8": ("weights in int8", "other"),
 }
 """Cheaper models, by their short names: the name and kind of the cheat with the model's own
-proofs, and the model."""
+proofs."""
+
+
+def _cheaper(short: str) -> Substitution:
+    if short == "quarter of the layers":
+        return substitutes.first_layers
+    return substitutes.quantised(int(short.removeprefix("int")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +82,17 @@ class Attacker:
 
     def quick(self) -> Iterator[Attack]:
         """Yield the cheats that matter most, in little time."""
-        yield from starmap(self._substituted, _CHEAPER.values())
+        yield self._substituted("first quarter of the layers", "cheap", substitutes.first_layers)
+        yield self._substituted("weights in int4", "cheap", substitutes.quantised(4))
+        yield self._substituted("weights in int8", "other", substitutes.quantised(8))
         yield self._neighbour(1)
         yield self._other_seed()
 
     def full(self) -> Iterator[Attack]:
         """Yield every cheat that needs no other model."""
-        yield from starmap(self._substituted, _CHEAPER.values())
-        for bits in (6, 5, 3):
+        yield self._substituted("first quarter of the layers", "cheap", substitutes.first_layers)
+        yield self._substituted("weights in int4", "cheap", substitutes.quantised(4))
+        for bits in (8, 6, 5, 3):
             yield self._substituted(f"weights in int{bits}", "other", substitutes.quantised(bits))
         yield self._substituted("weights in fp8", "other", substitutes.eight_bit_floats)
         for bits in (8, 4):
@@ -151,16 +159,16 @@ class Attacker:
     def _honest_prefills(self) -> Iterator[Attack]:
         """Yield tokens of cheaper models, with proofs from a prefill of the policy."""
         unlikely = substitutes.without_unlikely(_NEVER_LIKELY)
-        for short, (_, kind, cheaper) in _CHEAPER.items():
+        for short, (_, kind) in _CHEAPER.items():
             yield self._honest_prefill(short)
-            change = substitutes.both(cheaper, unlikely)
+            change = substitutes.both(_cheaper(short), unlikely)
             _, proven, is_different, strength = self._run(f"likely tokens of {short}", change)
             name = f"likely tokens of {short}, true proofs"
             yield Attack(name, kind, proven.only(is_different), strength)
 
     def _honest_prefill(self, short: str) -> Attack:
-        model, kind, change = _CHEAPER[short]
-        _, proven, is_different, strength = self._run(model, change)
+        model, kind = _CHEAPER[short]
+        _, proven, is_different, strength = self._run(model, _cheaper(short))
         name = f"tokens of {short}, true proofs"
         return Attack(name, kind, proven.only(is_different), strength)
 

@@ -212,27 +212,23 @@ def _longest(column: Column, rows: int, most: int) -> int:
 def read_table(data: bytes) -> pa.Table:
     """Return the rows of a file within bounds, for `to_rollouts`; raises as `decode_rollouts`."""
     try:
-        return _read_table(data)
+        file = pq.ParquetFile(
+            pa.BufferReader(data),
+            thrift_string_size_limit=MAX_FOOTER_BYTES,
+            thrift_container_size_limit=MAX_FOOTER_BYTES,
+        )
+        if not any(file.schema_arrow.equals(known) for known in (SCHEMA, SCHEMA_WITH_REPLIES)):
+            raise EncodingError("file schema differs from docs/protocol.md section 7")
+        table = file.read(use_threads=False)
+        table.validate(full=True)
+        if table.num_rows != file.metadata.num_rows or any(c.null_count for c in table.columns):
+            raise EncodingError("file has nulls or fewer rows than it states")
+        table = table.replace_schema_metadata(None).combine_chunks()
+        _require_in_range(table)
     except (pa.ArrowMemoryError, EncodingError):
         raise
     except (pa.ArrowException, OSError, ValueError, TypeError, OverflowError) as error:
         raise EncodingError(f"not a readable Parquet file: {type(error).__name__}") from error
-
-
-def _read_table(data: bytes) -> pa.Table:
-    file = pq.ParquetFile(
-        pa.BufferReader(data),
-        thrift_string_size_limit=MAX_FOOTER_BYTES,
-        thrift_container_size_limit=MAX_FOOTER_BYTES,
-    )
-    if not any(file.schema_arrow.equals(known) for known in (SCHEMA, SCHEMA_WITH_REPLIES)):
-        raise EncodingError("file schema differs from docs/protocol.md section 7")
-    table = file.read(use_threads=False)
-    table.validate(full=True)
-    if table.num_rows != file.metadata.num_rows or any(c.null_count for c in table.columns):
-        raise EncodingError("file has nulls or fewer rows than it states")
-    table = table.replace_schema_metadata(None).combine_chunks()
-    _require_in_range(table)
     return table
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from muster.api.answers import Watched
 from muster.api.client import tls_context
 from muster.orchestrator.metrics import ALIVE_S, count_pending, count_queues
 from muster.orchestrator.services import Services
+from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Address, RunId
 
 
@@ -223,14 +225,19 @@ class RelayWatch:
         """Return the versions that a server lists; raises ValueError when the answer is
         malformed."""
         path = f"{url.rstrip('/')}/v1/{self._run_id}/versions"
-        async with http.stream("GET", path) as response:
-            response.raise_for_status()
-            body = b""
-            async for chunk in response.aiter_bytes():
-                body += chunk
-                if len(body) > MAX_ANSWER_BYTES:
-                    raise ValueError("too long")
-        versions = httpx.Response(200, content=body).json()["versions"]
+        versions = json.loads(await get_bytes(http, path, MAX_ANSWER_BYTES))["versions"]
         if not all(type(v) is int and 0 <= v < 1 << 32 for v in versions):
             raise ValueError("not versions")
         return list(versions)
+
+
+async def get_bytes(http: httpx.AsyncClient, url: str, max_bytes: int) -> bytes:
+    """Return a server's answer; raises EncodingError when it is longer, or an error of httpx."""
+    async with http.stream("GET", url) as response:
+        response.raise_for_status()
+        body = bytearray()
+        async for part in response.aiter_bytes():
+            body += part
+            if len(body) > max_bytes:
+                raise EncodingError(f"an answer is longer than {max_bytes} bytes")
+    return bytes(body)

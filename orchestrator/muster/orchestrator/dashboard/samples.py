@@ -25,6 +25,7 @@ import httpx
 from blake3 import blake3
 
 from muster.lifecycle import environment_without_secrets
+from muster.orchestrator.dashboard.health import get_bytes
 from muster.orchestrator.services import Services
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import EncodingError
@@ -262,7 +263,7 @@ class RunTokenizer:
         """Return the file of a version; raises EncodingError when the server's answer is wrong or
         missing."""
         path = f"{url}/v1/{self._run_id}/{version}/manifest"
-        manifest = await _get(http, path, MAX_MANIFEST_BYTES)
+        manifest = await get_bytes(http, path, MAX_MANIFEST_BYTES)
         if keccak(manifest) != root:
             raise EncodingError("the manifest is not the one on chain")
         parsed = Manifest.from_bytes(manifest)
@@ -271,19 +272,8 @@ class RunTokenizer:
             raise EncodingError(f"the version is not broadcast with its {NAME}")
         data = bytearray()
         for digest in files[0].chunks:
-            chunk = await _get(http, f"{url}/v1/chunks/{digest.hex()}", parsed.chunk_bytes)
+            chunk = await get_bytes(http, f"{url}/v1/chunks/{digest.hex()}", parsed.chunk_bytes)
             if blake3(chunk).digest() != digest:
                 raise EncodingError("a chunk does not match its hash")
             data += chunk
         return bytes(data)
-
-
-async def _get(http: httpx.AsyncClient, url: str, max_bytes: int) -> bytes:
-    async with http.stream("GET", url) as response:
-        response.raise_for_status()
-        body = bytearray()
-        async for part in response.aiter_bytes():
-            body += part
-            if len(body) > max_bytes:
-                raise EncodingError(f"an answer is longer than {max_bytes} bytes")
-    return bytes(body)
