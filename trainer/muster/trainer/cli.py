@@ -42,8 +42,8 @@ SECTIONS = {
     ],
     "Chain": ["rpc", "deployments", "network_name", "poll_s", "confirmations"],
     "Origin, which serves policies": [
-        *("host", "port", "ready_file", "store", "keep", "anchor_every", "publish_dtype"),
-        "hand_over_s",
+        *("host", "port", "ready_file", "store", "keep", "hold_s", "anchor_every"),
+        *("publish_dtype", "hand_over_s"),
     ],
     "Computing": [
         "device",
