@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from muster.inference.decode_loop import Call, Decode
-from muster.inference.engine import Progress, Request, Room, Sample
+from muster.inference.engine import Progress, Request, Room
 from muster.inference.lean_rows import LeanRows
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.errors import EngineError
@@ -212,17 +212,3 @@ def test_a_failure_is_every_calls_and_the_next_one_is_none_the_worse(
     assert [isinstance(each, EngineError) for each in found] == [True, True]
     assert not engine._decodes
     assert len(engine.generate(CALLS[0], proof=PROOF)) == 6
-
-
-def test_samples_are_examined_while_others_are_generated(engine: TransformersEngine) -> None:
-    engine._room, found = Room(context=LENGTH), []
-    (made,) = engine.generate(CALLS[0][:1], proof=PROOF)
-    request = CALLS[0][0]
-    sample = Sample(request.prompt_tokens, made.tokens, request.seed, made.proofs)
-
-    def look(_: Progress) -> None:
-        found.append(engine.examine([sample], proof=PROOF, temperature=1.0)[0])
-
-    engine.generate(LONG, proof=PROOF, watch=look)
-    assert found
-    assert all((each.replayed.margins_T == 0).all() for each in found)

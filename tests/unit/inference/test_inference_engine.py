@@ -11,14 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from inference_policy import EOS, build_policy
+from inference_policy import build_policy
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from muster.inference.engine import (
-    Completion,
-    Examined,
-    InferenceEngine,
     Request,
     Room,
     Sample,
@@ -26,13 +23,12 @@ from muster.inference.engine import (
 )
 from muster.inference.examining import Recomputed
 from muster.inference.policy_files import require_supported
-from muster.inference.sampling import gumbel_noise
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.errors import EngineError, ProofError, SampleUnfit
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import ProofRecipe
 from muster.protocol.set_aside import FILE_NAME, MAX_BYTES, SetAside
-from muster.toploc import build_proofs, incremental, verify_proofs_many
+from muster.toploc import build_proofs, incremental
 
 PROOF = ProofRecipe()
 
@@ -46,94 +42,6 @@ def requests(
         for i in range(count // 4)
     ]
     return [Request(prompts[i // 4], drawn.getrandbits(64), 1.0, limit) for i in range(count)]
-
-
-def samples_of(asked: list[Request], made: list[Completion]) -> list[Sample]:
-    return [
-        Sample(r.prompt_tokens, c.tokens, r.seed, c.proofs)
-        for r, c in zip(asked, made, strict=True)
-    ]
-
-
-def examined(
-    engine: TransformersEngine, asked: list[Request], made: list[Completion]
-) -> list[Examined]:
-    return engine.examine(samples_of(asked, made), proof=PROOF, temperature=1.0)
-
-
-def slow_completion(folder: Path, request: Request) -> tuple[list[int], torch.Tensor]:
-    """One sample by whole forward passes, without cache, batch or our loop."""
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    tokens: list[int] = []
-    rows = []
-    for position in range(request.max_new_tokens):
-        ids = torch.tensor([[*request.prompt_tokens, *tokens]])
-        with torch.no_grad():
-            hidden = model.model(ids).last_hidden_state[0, -1]
-            logits = model.lm_head(hidden).numpy()
-        scores = logits / np.float32(request.temperature)
-        tokens.append(
-            int((scores + gumbel_noise([request.seed], [position], len(scores))[0]).argmax())
-        )
-        rows.append(hidden)
-        if tokens[-1] == EOS:
-            break
-    return tokens, torch.stack(rows)
-
-
-@pytest.mark.parametrize("temperature", [0.6, 1.0])
-def test_completion_equals_whole_forward_passes(
-    engine: TransformersEngine, policy_folder: Path, temperature: float
-) -> None:
-    request = Request(engine.encode("3172="), 77, temperature, 9)
-    (completion,) = engine.generate([request], proof=PROOF)
-    tokens, hidden = slow_completion(policy_folder, request)
-    assert list(completion.tokens) == tokens
-    (results,) = verify_proofs_many([hidden], [completion.proofs])
-    assert all(r.exponent_mismatches <= 1 and r.mantissa_error_mean < 0.1 for r in results)
-
-
-@pytest.mark.parametrize("lengths", [(4,), (1, 2, 7, 9)])
-@pytest.mark.parametrize("max_rows", [1, 3, 256])
-def test_tokens_do_not_depend_on_the_batch(
-    engine: TransformersEngine, lengths: Sequence[int], max_rows: int
-) -> None:
-    asked = requests(engine, lengths)
-    expected = [completion.tokens for completion in engine.generate(asked, proof=PROOF)]
-    engine.max_rows = max_rows
-    assert [c.tokens for c in engine.generate(asked, proof=PROOF)] == expected
-    assert [c.tokens for c in engine.generate(asked[::-1], proof=PROOF)] == expected[::-1]
-
-
-@pytest.mark.parametrize("lengths", [(4,), (1, 2, 7, 9)])
-@pytest.mark.parametrize("max_rows", [1, 3, 256])
-def test_examining_agrees_with_decoding(
-    engine: TransformersEngine, lengths: Sequence[int], max_rows: int
-) -> None:
-    asked = requests(engine, lengths, limit=40)
-    made = engine.generate(asked, proof=PROOF)
-    engine.max_rows = max_rows
-    for found in examined(engine, asked, made):
-        assert all(r.exponent_mismatches <= 2 and r.mantissa_error_mean < 0.1 for r in found.chunks)
-        assert found.replayed.margins_T.max() < 1e-4
-
-
-def test_a_completion_goes_on_from_any_position(engine: TransformersEngine) -> None:
-    asked = requests(engine, (4, 7), limit=12)
-    wholes = [completion.tokens for completion in engine.generate(asked, proof=PROOF)]
-    assert max(map(len, wholes)) > 3
-    parts = [
-        replace(
-            request,
-            prompt_tokens=(*request.prompt_tokens, *whole[:cut]),
-            position=cut,
-            max_new_tokens=request.max_new_tokens - cut,
-        )
-        for request, whole in zip(asked, wholes, strict=True)
-        for cut in range(len(whole))
-    ]
-    expected = [whole[cut:] for whole in wholes for cut in range(len(whole))]
-    assert [c.tokens for c in engine.generate(parts, proof=PROOF)] == expected
 
 
 def test_text_within_a_sequence_has_nothing_around_it(engine: TransformersEngine) -> None:
@@ -152,108 +60,6 @@ def test_recomputed_rows_predict_the_completion_tokens(
         rows = expected[len(prompt) - 1 : -1].numpy()
         assert computed.logits_TV == pytest.approx(rows, abs=1e-5)
         assert computed.hidden_TH.shape == (len(completion), engine.hidden_size)
-
-
-def test_replay_catches_tokens_of_another_seed(engine: TransformersEngine) -> None:
-    asked = requests(engine, count=64)
-    made = engine.generate(asked, proof=PROOF)
-    others = [replace(request, seed=request.seed ^ 1) for request in asked]
-    found = examined(engine, others, made)
-    assert sum(each.replayed.margins_T.max() > 0.001 for each in found) > len(asked) / 4
-
-
-def test_completion_ends_with_the_first_eos_or_at_the_limit(engine: TransformersEngine) -> None:
-    made = engine.generate(requests(engine, limit=12, count=64), proof=PROOF)
-    assert {c.tokens[-1] == EOS for c in made} == {True} or any(len(c.tokens) == 12 for c in made)
-    for completion in made:
-        assert EOS not in completion.tokens[:-1]
-        assert completion.tokens[-1] == EOS or len(completion.tokens) == 12
-
-
-@pytest.mark.parametrize("limit", [1, 2, 3])
-def test_completion_stops_at_its_own_limit(engine: TransformersEngine, limit: int) -> None:
-    asked = requests(engine, count=8)
-    mixed = [*asked[:4], *[Request(r.prompt_tokens, r.seed, 1.0, limit) for r in asked[4:]]]
-    made = engine.generate(mixed, proof=PROOF)
-    assert [len(c.tokens) for c in made[4:]] == [limit] * 4
-    whole = engine.generate(asked, proof=PROOF)
-    assert [c.tokens for c in made[4:]] == [c.tokens[:limit] for c in whole[4:]]
-
-
-def test_one_token_completion_has_a_proof(engine: TransformersEngine) -> None:
-    request = Request(engine.encode("3172="), 1, 1.0, 1)
-    (completion,) = engine.generate([request], proof=PROOF)
-    pair = (request.prompt_tokens, completion.tokens)
-    (computed,) = engine.recompute([pair])
-    assert completion.proofs == build_proofs(computed.hidden_TH)
-    assert engine.prove([pair], proof=PROOF) == [completion.proofs]
-    assert len(completion.proofs[0]) == 2 + 2 * 64
-
-
-def test_temperatures_may_differ_in_a_batch(engine: TransformersEngine) -> None:
-    prompt = engine.encode("3172=")
-    asked = [Request(prompt, 9, t, 5) for t in (0.01, 1.0, 5.0)]
-    together = engine.generate(asked, proof=PROOF)
-    apart = [engine.generate([request], proof=PROOF)[0].tokens for request in asked]
-    assert [c.tokens for c in together] == apart
-
-
-def test_text_round_trips_without_eos(engine: TransformersEngine) -> None:
-    assert engine.decode((*engine.encode("3172="), EOS)) == "3172="
-    assert engine.eos_token_ids == frozenset({EOS})
-
-
-def test_nothing_asked_gives_nothing(engine: TransformersEngine) -> None:
-    assert engine.generate([], proof=PROOF) == []
-    assert engine.examine([], proof=PROOF, temperature=1.0) == []
-    assert engine.prove([], proof=PROOF) == engine.recompute([]) == []
-
-
-def test_bfloat16_engine_agrees_with_what_it_examines(policy_folder: Path) -> None:
-    engine = TransformersEngine("bfloat16")
-    engine.load_policy(policy_folder, PolicyVersion(0))
-    asked = requests(engine)
-    made = engine.generate(asked, proof=PROOF)
-    for found in examined(engine, asked, made):
-        assert all(r.exponent_mismatches <= 16 and r.mantissa_error_mean < 4 for r in found.chunks)
-
-
-def test_engine_satisfies_the_protocol(engine: TransformersEngine) -> None:
-    as_seam: InferenceEngine = engine
-    assert (as_seam.hidden_size, as_seam.vocab_size) == (64, 19)
-
-
-@pytest.mark.parametrize(
-    ("request_", "match"),
-    [
-        (Request((), 1, 1.0, 5), "empty"),
-        (Request((1,), 1, 1.0, 0), "empty"),
-        (Request((19,), 1, 1.0, 5), "outside the vocabulary"),
-        (Request((-1,), 1, 1.0, 5), "outside the vocabulary"),
-        (Request((1,) * 120, 1, 1.0, 9), "exceed the context of 128"),
-        (Request((1,), 1, 0.0, 5), "cannot sample"),
-        (Request((1,), 1, float("nan"), 5), "cannot sample"),
-        (Request((1,), -1, 1.0, 5), "cannot sample"),
-        (Request((1,), 2**64, 1.0, 5), "cannot sample"),
-    ],
-)
-def test_requests_that_cannot_be_served_are_refused(
-    engine: TransformersEngine, request_: Request, match: str
-) -> None:
-    with pytest.raises(EngineError, match=match):
-        engine.generate([request_], proof=PROOF)
-
-
-@pytest.mark.parametrize(
-    "sample", [((), (1,)), ((1,), ()), ((1,), (19,)), ((1,), (-1,)), ((1,) * 100, (1,) * 29)]
-)
-def test_examining_refuses_what_the_policy_cannot_compute(
-    engine: TransformersEngine, sample: tuple[tuple[int, ...], tuple[int, ...]]
-) -> None:
-    with pytest.raises(EngineError):
-        engine.prove([sample], proof=PROOF)
-    with pytest.raises(SampleUnfit):
-        engine.examine([Sample(*sample, 1, [])], proof=PROOF, temperature=1.0)
 
 
 def test_a_sample_beyond_the_room_is_the_machines_fault_and_beyond_the_model_its_own(
@@ -280,11 +86,6 @@ def test_weights_and_samples_share_the_memory(policy_folder: Path) -> None:
     for engine, rows in ((roomy, 6), (narrow, 1)):
         engine.load_policy(policy_folder, PolicyVersion(0))
         assert engine._rows_for(6, 6).room() == rows
-
-
-def test_engine_without_policy_refuses() -> None:
-    with pytest.raises(EngineError, match="no policy is loaded"):
-        TransformersEngine().generate([], proof=PROOF)
 
 
 def changed_copy(folder: Path, target: Path, factor: float) -> Path:

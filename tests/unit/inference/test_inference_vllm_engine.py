@@ -15,7 +15,6 @@ import vllm_double
 
 from muster.inference.engine import (
     Examined,
-    InferenceEngine,
     Progress,
     Redraw,
     Request,
@@ -161,12 +160,6 @@ def test_samples_without_numbers_are_no_failure_of_the_process(opened: Open) -> 
     assert engine.pid == before
 
 
-def test_engine_satisfies_the_protocol(serving: VllmEngine) -> None:
-    engine: InferenceEngine = serving
-    assert (engine.policy_version, engine.hidden_size, engine.vocab_size) == (3, 4, 11)
-    assert engine.eos_token_ids == frozenset({vllm_double.EOS})
-
-
 @pytest.mark.parametrize(
     "failure", ["dies", "ends", "hangs", "breaks", "talks nonsense", "forgets", "answers too much"]
 )
@@ -274,24 +267,6 @@ def test_interpreter_that_does_not_start_is_an_engine_error(tmp_path: Path) -> N
     engine = VllmEngine(python=tmp_path / "python", child=DOUBLE)
     with pytest.raises(EngineError, match="does not start"):
         engine.load_policy(policy(tmp_path / "policy"), PolicyVersion(0))
-
-
-@pytest.mark.parametrize(
-    ("request_", "match"),
-    [
-        (Request((), 1, 1.0, 5), "empty"),
-        (Request((1,), 1, 1.0, 0), "empty"),
-        (Request((vllm_double.VOCAB,), 1, 1.0, 5), "outside the vocabulary"),
-        (Request((1,) * 60, 1, 1.0, 5), "exceed the context of 64"),
-        (Request((1,), 1, float("nan"), 5), "cannot sample"),
-        (Request((1,), 2**64, 1.0, 5), "cannot sample"),
-    ],
-)
-def test_requests_that_cannot_be_served_are_refused(
-    serving: VllmEngine, request_: Request, match: str
-) -> None:
-    with pytest.raises(EngineError, match=match):
-        serving.generate([request_], proof=PROOF)
 
 
 def test_process_ends_with_its_engine(opened: Open) -> None:
