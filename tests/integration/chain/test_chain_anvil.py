@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,9 @@ from chain_scenario import (
     PARAMETERS,
     PRICE,
     TOKEN,
-    TRAINER,
     VALIDATORS,
     WINDOW_S,
     Scenario,
-    accepted,
     fraud,
     network,
     node_of,
@@ -37,8 +35,6 @@ from muster.chain import (
     Chain,
     ChainView,
     EventReader,
-    NodeConsent,
-    Permit,
     SlashState,
     WorkerStatus,
     apply_poll,
@@ -47,16 +43,10 @@ from muster.chain import (
     save_deployment,
 )
 from muster.chain.reader import LAG_POLLS
-from muster.client.stake import add_stake, consent_of, sign_permit
+from muster.client.stake import add_stake, consent_of
 from muster.deploy import DeployParameters, deploy_contracts
+from muster.protocol import errors
 from muster.protocol.eip712 import address_of
-from muster.protocol.errors import (
-    ChainInconsistent,
-    ChainUnreachable,
-    ConfigError,
-    ContractRevert,
-    WrongChain,
-)
 from muster.protocol.ids import PolicyVersion, RunId, to_address
 from muster.protocol.messages import Verdict
 
@@ -67,12 +57,6 @@ STAKE = 100 * TOKEN
 async def net() -> AsyncIterator[Scenario]:
     async with network() as network_with_run:
         yield network_with_run
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 180) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 async def ask(chain: Chain, contract: str, function: str, *args: Any) -> Any:
@@ -129,42 +113,27 @@ async def test_domains_are_those_of_the_contracts() -> None:
             assert separator == chain.domain(contract).separator()
 
 
-async def test_deployments_follow_one_another_on_one_chain() -> None:
-    async with Anvil() as anvil:
-        first = await deploy_contracts(anvil.rpc_url, Anvil.key(0), DeployParameters())
-        second = await deploy_contracts(
-            anvil.rpc_url, Anvil.key(0), DeployParameters(), name="second"
-        )
-        assert not set(first.contracts.values()) & set(second.contracts.values())
-        assert second.deploy_block > first.deploy_block
-
-
 # ------------------------------------------------------------------- connecting
 
 
 async def test_connect_names_the_outage_when_nothing_answers(tmp_path: Path) -> None:
-    with pytest.raises(ChainUnreachable, match="does not answer") as error:
+    with pytest.raises(errors.ChainUnreachable, match="does not answer") as error:
         await Chain.connect("http://user:secret@127.0.0.1:9/key", tmp_path)
     assert "secret" not in str(error.value)
     assert "key" not in str(error.value)
 
 
-async def test_connect_refuses_another_chain() -> None:
-    async with network(with_run=False) as net:
-        other = dataclasses.replace(net.deployment, chain_id=5)
-        with pytest.raises(WrongChain, match="serves chain 31337"):
-            await Chain.connect(net.anvil.rpc_url, other)
-
-
 async def test_connect_refuses_a_chain_without_the_contracts() -> None:
     async with network(with_run=False) as net, Anvil() as fresh:
-        with pytest.raises(WrongChain, match="no code at the recorded address of MusterToken"):
+        with pytest.raises(
+            errors.WrongChain, match="no code at the recorded address of MusterToken"
+        ):
             await Chain.connect(fresh.rpc_url, net.deployment)
 
 
 async def test_connect_says_where_it_looked_without_a_deployment(tmp_path: Path) -> None:
     async with Anvil() as anvil:
-        with pytest.raises(ConfigError, match=r"31337\.json does not exist"):
+        with pytest.raises(errors.ConfigError, match=r"31337\.json does not exist"):
             await Chain.connect(anvil.rpc_url, tmp_path)
 
 
@@ -174,7 +143,7 @@ async def test_view_of_foreign_code_is_refused() -> None:
         swapped["WorkerRegistry"] = swapped["MusterToken"]
         wrong = dataclasses.replace(net.deployment, contracts=swapped)
         async with await Chain.connect(net.anvil.rpc_url, wrong) as chain:
-            with pytest.raises((WrongChain, ContractRevert)):
+            with pytest.raises((errors.WrongChain, errors.ContractRevert)):
                 await chain.workers.required_stake()
 
 
@@ -183,7 +152,7 @@ async def test_writing_needs_a_key() -> None:
         network(with_run=False) as net,
         await Chain.connect(net.anvil.rpc_url, net.deployment) as chain,
     ):
-        with pytest.raises(ConfigError, match="needs a key"):
+        with pytest.raises(errors.ConfigError, match="needs a key"):
             await chain.write("MusterToken", "burn", [1])
 
 
@@ -200,20 +169,11 @@ async def test_sends_from_many_tasks_all_land_when_concurrent() -> None:
         assert await chain.token.balance_of(CHALLENGER.address) == 25
 
 
-async def test_two_writers_of_one_key_do_not_lose_transactions() -> None:
-    async with network(with_run=False) as net:
-        second = await Chain.connect(net.anvil.rpc_url, net.deployment, key=CHALLENGER.key)
-        async with second:
-            for chain in (net.of(CHALLENGER), second, net.of(CHALLENGER), second):
-                await chain.token.faucet(CHALLENGER.address, 1)
-            assert await second.token.balance_of(CHALLENGER.address) == 4
-
-
 async def test_revert_is_decoded_before_anything_is_paid() -> None:
     async with network(with_run=False) as net:
         chain = net.of(CHALLENGER)
         before = await chain.rpc.call("eth_getBalance", CHALLENGER.address, "latest")
-        with pytest.raises(ContractRevert) as error:
+        with pytest.raises(errors.ContractRevert) as error:
             await chain.vault.deposit(RunId(1), CHALLENGER.address, 7)
         assert error.value.name == "ERC20InsufficientAllowance"
         assert error.value.args_ == (net.deployment.contracts["StakeVault"], 0, 7)
@@ -223,7 +183,7 @@ async def test_revert_is_decoded_before_anything_is_paid() -> None:
 
 async def test_view_revert_is_decoded() -> None:
     async with network(with_run=False) as net:
-        with pytest.raises(ContractRevert, match=r"RunUnknown\(9\)"):
+        with pytest.raises(errors.ContractRevert, match=r"RunUnknown\(9\)"):
             await net.of(OWNER).runs.config_of(9)  # type: ignore[arg-type]
 
 
@@ -260,14 +220,6 @@ async def test_worker_joins_with_permit_in_one_transaction() -> None:
         assert view.contradictions == []
 
 
-async def test_nobody_joins_for_terms_that_are_not_the_runs() -> None:
-    async with network(with_run=False) as net:
-        await net.create_run()
-        chain, consent = net.of(HONEST), NodeConsent(ZERO_ADDRESS, 0, b"")
-        with pytest.raises(ContractRevert, match="RunTermsChanged"):
-            await chain.workers.join(net.run_id, 2, 0, consent, Permit())
-
-
 async def test_run_is_read_back_as_created(net: Scenario) -> None:
     chain = net.of(OWNER)
     assert await chain.runs.config_of(net.run_id) == net.config()
@@ -292,15 +244,6 @@ async def test_beacon_is_the_hash_of_the_publishing_block(net: Scenario) -> None
     assert "0x" + checkpoint.beacon.hex() == block["hash"]
     assert checkpoint.manifest_root == stored.manifest_root
     assert view.contradictions == []
-
-
-async def test_version_must_increase(net: Scenario) -> None:
-    with pytest.raises(ContractRevert, match="RunVersionNotIncreasing"):
-        await net.of(TRAINER).runs.publish_checkpoint(
-            net.run_id,
-            PolicyVersion(0),
-            bytes([1]) * 32,  # type: ignore[arg-type]
-        )
 
 
 async def test_full_flow_slashes_the_cheater_and_pays_the_honest(net: Scenario) -> None:
@@ -343,38 +286,6 @@ async def test_views_agree_with_the_ledger(net: Scenario) -> None:
     assert await net.of(OWNER).escrow.is_paid(net.run_id, HONEST.address, records[0].step, 0)
 
 
-async def test_claim_is_refused_when_not_final_or_paid_before(net: Scenario) -> None:
-    submission = net.submission(HONEST, 0)
-    records = [accepted(1, submission)]
-    batch_id = await net.commit([submission])
-    await net.post(batch_id, [submission], records)
-    claim, escrow = (await net.view()).batches[batch_id].claim([0]), net.of(HONEST).escrow
-    with pytest.raises(ContractRevert, match="EscrowNotFinal"):
-        await escrow.claim([claim])
-    await net.pass_time(WINDOW_S)
-    await escrow.claim([claim])
-    with pytest.raises(ContractRevert, match="EscrowSlotPaid"):
-        await escrow.claim([claim])
-
-
-async def test_fraud_is_not_executed_without_the_workers_signature(net: Scenario) -> None:
-    submission = net.submission(CHEATER, 0)
-    records = [fraud(2, submission)]
-    batch_id = await net.commit([submission])
-    await net.post(batch_id, [submission], records)
-    proof = await net.proof(batch_id, 0)
-    forged = net.held(proof, submission, HONEST)
-    with pytest.raises(ContractRevert, match="LedgerInvalidSubmission"):
-        await net.of(ORCHESTRATOR).ledger.execute_fraud(proof, forged)
-
-
-async def test_outcomes_are_refused_below_the_quorum(net: Scenario) -> None:
-    submission = net.submission(HONEST, 0)
-    batch_id = await net.commit([submission])
-    with pytest.raises(ContractRevert, match=r"LedgerQuorumNotMet\(1, 2\)"):
-        await net.post(batch_id, [submission], [accepted(1, submission)], VALIDATORS[:1])
-
-
 async def test_overturned_fraud_gives_stake_and_status_back(net: Scenario) -> None:
     submission = net.submission(CHEATER, 0)
     records = [fraud(2, submission)]
@@ -401,7 +312,7 @@ async def test_work_that_its_run_left_unjudged_is_judged_by_the_network(net: Sce
     works = [net.submission(HONEST, 0), net.submission(CHEATER, 0, units=500)]
     batch_id = await net.commit(works)
     direct = await net.submit_direct(net.submission(HONEST, 1), HONEST)
-    with pytest.raises(ContractRevert, match="LedgerWrongTime"):
+    with pytest.raises(errors.ContractRevert, match="LedgerWrongTime"):
         await net.summon(direct, net.submission(HONEST, 1), HONEST)
     await net.pass_time(PARAMETERS.outcome_deadline_s)
     own = await net.split_off(batch_id, works, 0, HONEST)
@@ -443,7 +354,7 @@ async def test_quorum_may_say_that_nothing_of_a_batch_can_be_had(net: Scenario) 
     stored = await ask(net.of(OWNER), "ContributionLedger", "commitmentOf", batch_id)
     assert stored == batch.header().commitment()
     ledger = net.of(OWNER).ledger
-    with pytest.raises(ContractRevert, match="LedgerWrongTime"):
+    with pytest.raises(errors.ContractRevert, match="LedgerWrongTime"):
         await ledger.void_batch(batch.header())
     await net.pass_time(WINDOW_S)
     await ledger.void_batch(batch.header())
@@ -473,37 +384,6 @@ async def test_life_of_a_worker_is_followed_from_jail_to_exit(net: Scenario) -> 
     ]
 
 
-async def test_token_does_what_tokens_do() -> None:
-    async with network(with_run=False) as net:
-        owner, other = net.of(OWNER), net.of(CHALLENGER)
-        supply = await ask(owner, "MusterToken", "totalSupply")
-        for function, said in (("name", "Muster"), ("symbol", "MUSTER"), ("decimals", 18)):
-            assert await ask(owner, "MusterToken", function) == said
-        await owner.write("MusterToken", "transfer", [CHALLENGER.address, 10])
-        await owner.token.approve(CHALLENGER.address, 5)
-        assert await owner.token.allowance(OWNER.address, CHALLENGER.address) == 5
-        lent = [OWNER.address, CHALLENGER.address, 5]
-        await other.write("MusterToken", "transferFrom", lent)
-        await other.write("MusterToken", "burn", [3])
-        assert await other.token.balance_of(CHALLENGER.address) == 12
-        assert await ask(owner, "MusterToken", "totalSupply") == supply - 3
-
-
-async def test_permit_is_used_without_joining() -> None:
-    async with network(with_run=False) as net:
-        chain, run_id = net.of(HONEST), RunId(1)
-        await chain.token.faucet(HONEST.address, 8)
-        permit = await sign_permit(chain, HONEST.wallet, 8, await chain.now() + 60)
-        vault = net.deployment.contracts["StakeVault"]
-        # Anybody may submit the owner's permit.
-        given = [permit.deadline, permit.v, permit.r, permit.s]
-        handed_in = [HONEST.address, vault, 8, *given]
-        await net.of(OWNER).write("MusterToken", "permit", handed_in)
-        await chain.vault.deposit(run_id, OWNER.address, 8)
-        assert await chain.vault.active_stake(run_id, OWNER.address) == 8
-        assert (await chain.vault.account_of(RunId(2), OWNER.address)).active_wei == 0
-
-
 async def test_worker_rotates_its_node_in_all_its_runs(net: Scenario) -> None:
     chain, workers = net.of(HONEST), net.of(HONEST).workers
     first, second = node_of(HONEST), node_of(OWNER)
@@ -527,9 +407,9 @@ async def test_run_is_paused_and_its_validators_change(net: Scenario) -> None:
     await chain.write("RunRegistry", "setSubmissionsPaused", [net.run_id, True])
     admission = await chain.read("RunRegistry", "admissionOf", [net.run_id])
     assert admission == (ORCHESTRATOR.address, False, 1, PRICE)
-    with pytest.raises(ContractRevert, match="LedgerPaused"):
+    with pytest.raises(errors.ContractRevert, match="LedgerPaused"):
         await net.commit([net.submission(HONEST, 0)])
-    with pytest.raises(ContractRevert, match="RunInvalidValidator"):
+    with pytest.raises(errors.ContractRevert, match="RunInvalidValidator"):
         await net.sit(CHALLENGER)
     await chain.runs.invite(net.run_id, CHALLENGER.address, True)
     await net.sit(CHALLENGER)
@@ -548,18 +428,6 @@ async def test_run_is_paused_and_its_validators_change(net: Scenario) -> None:
     assert view.contradictions == []
     # A dismissed validator's stake is its own.
     assert view.stake(net.run_id, old).active_wei == PARAMETERS.required_validator_stake
-
-
-async def test_escrow_of_a_slash_is_readable(net: Scenario) -> None:
-    submission = net.submission(CHEATER, 0)
-    batch_id = await net.commit([submission])
-    await net.post(batch_id, [submission], [fraud(2, submission)])
-    proof = await net.proof(batch_id, 0)
-    await net.of(ORCHESTRATOR).ledger.execute_fraud(proof, net.held(proof, submission, CHEATER))
-    (slash,) = (await net.view()).slashes
-    escrow = await ask(net.of(OWNER), "StakeVault", "escrowOf", slash.escrow_id)
-    taken = STAKE * EXACT_FRAUD_PPM // 10**6
-    assert (escrow[0], slash.amount_wei) == (taken, taken)
 
 
 # ------------------------------------------------------------------------ reorg
@@ -599,7 +467,7 @@ async def test_reader_follows_a_chain_that_got_shorter() -> None:
         await net.rpc.call("evm_revert", snapshot)
         for _ in range(LAG_POLLS):
             # It might be an endpoint that merely lags.
-            with pytest.raises(ChainInconsistent):
+            with pytest.raises(errors.ChainInconsistent):
                 await reader.poll()
         apply_poll(view, await reader.poll())
         assert view.batches == {}
@@ -659,14 +527,14 @@ async def test_anvil_refuses_a_port_in_use() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"port {port} is in use"):
+        with pytest.raises(errors.ConfigError, match=f"port {port} is in use"):
             await Anvil(port=port).__aenter__()
 
 
 async def test_anvil_says_so_when_its_state_file_is_damaged(tmp_path: Path) -> None:
     state = tmp_path / "state.json"
     state.write_text("{")
-    with pytest.raises(ConfigError, match="anvil ended"):
+    with pytest.raises(errors.ConfigError, match="anvil ended"):
         await Anvil(state=state, log=tmp_path / "anvil.log").__aenter__()
 
 

@@ -2,18 +2,13 @@
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
-from itertools import pairwise
 
 import aiohttp
 import pytest
 from sending import (
-    ACCOUNT,
     CHAIN_ID,
     KEY,
-    POLICY,
     TARGET,
     act,
     actions,
@@ -28,9 +23,8 @@ from sending import (
 from muster.app.anvil import Anvil
 from muster.chain import SendPolicy, TransactionSender
 from muster.chain.outgoing import Fees, UnsignedTransaction
-from muster.chain.rpc import Rpc, from_hex
+from muster.chain.rpc import Rpc
 from muster.protocol.encoding import hex0x
-from muster.protocol.errors import RpcError, TransactionLost
 
 PATIENT = SendPolicy(first_poll_s=0.002, longest_poll_s=0.02, bump_after_s=30, give_up_after_s=20)
 GWEI = 10**9
@@ -80,37 +74,6 @@ async def test_transaction_below_a_risen_base_fee_is_replaced_and_mined_once(
     assert await actions(rpc) == [0]
 
 
-async def test_slow_transaction_is_replaced_again_and_again(chain: tuple[Anvil, Rpc]) -> None:
-    _, rpc = chain
-    (sending,) = await started(await open_sender(rpc), rpc, 1)
-    fees: list[int] = []
-
-    async def is_dear() -> bool:
-        pending = (await rpc.call("txpool_content"))["pending"]
-        fee = from_hex(next(iter(pending.values()))["0"]["maxFeePerGas"])
-        fees.extend([fee] if fee not in fees else [])
-        return len(fees) == 4
-
-    await until(is_dear)
-    await rpc.call("evm_mine")
-    await sending
-    assert all(after >= 1.1 * before for before, after in pairwise(fees))
-    assert await actions(rpc) == [0]
-
-
-async def test_transaction_that_the_pool_dropped_is_sent_again_unchanged(
-    chain: tuple[Anvil, Rpc],
-) -> None:
-    _, rpc = chain
-    (sending,) = await started(await open_sender(rpc, policy=PATIENT), rpc, 1)
-    sent = (await pooled(rpc))[0]
-    await rpc.call("anvil_dropTransaction", sent)
-    await until(is_pooled(rpc, 0))
-    await rpc.call("evm_mine")
-    assert await sending == sent
-    assert await actions(rpc) == [0]
-
-
 async def test_gap_that_cancelled_tasks_leave_is_closed_by_the_one_behind_it(
     chain: tuple[Anvil, Rpc],
 ) -> None:
@@ -125,48 +88,6 @@ async def test_gap_that_cancelled_tasks_leave_is_closed_by_the_one_behind_it(
     async with mining(rpc):
         assert await tasks[3] == sent[3]
     assert await actions(rpc) == [0, 1, 2, 3]
-
-
-async def test_transaction_that_nobody_mines_is_lost_in_time_and_found_again_by_its_label(
-    chain: tuple[Anvil, Rpc],
-) -> None:
-    _, rpc = chain
-    sender = await open_sender(rpc, policy=replace(POLICY, give_up_after_s=0.5))
-    before = time.monotonic()
-    with pytest.raises(TransactionLost, match=r"\(action 0\) was not mined within 0.5 s"):
-        await act(sender, 0)
-    assert time.monotonic() - before < 5
-    sent = await pooled(rpc)
-    await rpc.call("evm_mine")
-    assert await act(sender, 0) == sent[0]
-    assert await actions(rpc) == [0]
-
-
-async def test_fees_stop_at_the_cap_and_the_transaction_stays_ours(
-    chain: tuple[Anvil, Rpc],
-) -> None:
-    _, rpc = chain
-    policy = replace(POLICY, give_up_after_s=0.8, highest_fee_wei=4 * GWEI)
-    sender = await open_sender(rpc, policy=policy)
-    with pytest.raises(TransactionLost):
-        await act(sender, 0)
-    pending = (await rpc.call("txpool_content"))["pending"]
-    assert from_hex(next(iter(pending.values()))["0"]["maxFeePerGas"]) <= 4 * GWEI
-    async with mining(rpc):
-        await act(sender, 0)
-    assert await actions(rpc) == [0]
-
-
-async def test_action_whose_nonce_another_program_used_is_done_after_it(
-    chain: tuple[Anvil, Rpc],
-) -> None:
-    _, rpc = chain
-    (sending,) = await started(await open_sender(rpc, policy=PATIENT), rpc, 1)
-    # A fee high enough to replace ours in the pool.
-    await rpc.call("eth_sendRawTransaction", foreign(0, 99))
-    async with mining(rpc):
-        await sending
-    assert await actions(rpc) == [99, 0]
 
 
 async def test_waiting_transaction_of_another_program_is_not_replaced(
@@ -191,22 +112,6 @@ async def test_waiting_transaction_of_another_program_is_not_replaced(
     await rpc.call("evm_mine")
     await sending
     assert await actions(rpc) == [99, 0]
-
-
-async def test_account_without_money_says_so_and_the_nonce_is_used_by_the_next(
-    chain: tuple[Anvil, Rpc],
-) -> None:
-    _, rpc = chain
-    sender = await open_sender(rpc)
-    money = await rpc.call("eth_getBalance", ACCOUNT, "latest")
-    await rpc.call("anvil_setBalance", ACCOUNT, "0x1")
-    with pytest.raises(RpcError, match=r"(?i)insufficient funds") as error:
-        await act(sender, 0)
-    assert "gas" in str(error.value.hint)
-    await rpc.call("anvil_setBalance", ACCOUNT, money)
-    async with mining(rpc):
-        await act(sender, 0)
-    assert await actions(rpc) == [0]
 
 
 async def test_node_that_lost_its_pool_gets_all_of_it_again_in_order(
@@ -250,19 +155,6 @@ async def test_actions_that_a_reorg_took_back_happen_again_before_the_next(
     async with mining(rpc):
         await act(sender, 5)
     assert await actions(rpc) == [0, 1, 2, 3, 4, 5]
-
-
-async def test_asking_for_an_action_that_a_reorg_took_back_sends_it_unchanged(
-    chain: tuple[Anvil, Rpc],
-) -> None:
-    _, rpc = chain
-    sender = await open_sender(rpc)
-    hashes = await mined(sender, rpc, 3)
-    await rpc.call("anvil_reorg", 3, [])
-    assert await sender.receipt_of("action 1") is None
-    async with mining(rpc):
-        assert await act(sender, 1) == hashes[1]
-    assert await actions(rpc) == [0, 1, 2]
 
 
 async def test_action_is_not_repeated_when_the_reorg_keeps_it(chain: tuple[Anvil, Rpc]) -> None:
