@@ -13,7 +13,7 @@ from kernel_building import ROOT, SCRIPT, compile_kernel, needs_compiler
 
 from muster.protocol.errors import ProofError
 from muster.toploc import kernel
-from muster.toploc.chunks import ChunkResult, Chunks, Patterns, cut
+from muster.toploc.chunks import Chunks, Patterns, cut
 from muster.toploc.kernel import Kernel
 from muster.toploc.portable import Portable, choose
 from muster.toploc.proofs import prove_chosen, verify_chosen
@@ -127,32 +127,6 @@ def test_more_or_fewer_chosen_entries_than_are_compared_are_refused(points: int)
     assert len(verify_chosen(choose(rows, 16), proofs, shape)) == 2
     with pytest.raises(ProofError, match=f"{points} entries of chunks of 600"):
         verify_chosen(choose(rows, points), proofs, shape)
-
-
-interesting = st.sampled_from([0, 1, 15, 16, 128, 65496, 65497, 65498, 65535])
-
-
-@given(chunks_of_patterns(), interesting, interesting, st.integers(0, 2**32))
-def test_bytes_of_a_forger_get_the_verdict_of_numpy(
-    compiled: Kernel, chunks: Chunks, modulus: int, word: int, seed: int
-) -> None:
-    random = np.random.default_rng(seed)
-    forged = []
-    for points in chunks.points.tolist():
-        words = random.integers(0, 65497, 1 + points)
-        words[random.integers(0, 1 + points)] = word
-        words[0] = modulus
-        forged.append(words.astype(">u2").tobytes())
-    assert verdict(compiled, chunks, forged) == verdict(Portable(), chunks, forged)
-
-
-def verdict(
-    backend: Kernel | Portable, chunks: Chunks, proofs: list[bytes]
-) -> list[ChunkResult] | str:
-    try:
-        return backend.verify(chunks, proofs)
-    except ProofError as error:
-        return error.reason
 
 
 @pytest.mark.parametrize("topk", [1, 16, 300, 1024, 5000])
