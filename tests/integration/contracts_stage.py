@@ -10,20 +10,8 @@ from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any
 
-from muster.chain import Deployment, structs as chain
+from muster.chain import Deployment, contracts, structs as chain
 from muster.chain.abi import Event, EventTable, contract_abi, decode_revert
-from muster.chain.contracts import (
-    ContributionLedger,
-    DisputeCourt,
-    FaultCourt,
-    JuryPool,
-    MusterToken,
-    Receipt,
-    RewardEscrow,
-    RunRegistry,
-    StakeVault,
-    WorkerRegistry,
-)
 from muster.chain.conversion import to_abi
 from muster.chain.rpc import Rpc, from_hex
 from muster.lab.simulator.model.words import NO_OFFENCE, NOBODY, Name, Place, Run, Terms
@@ -37,17 +25,10 @@ from muster.lab.simulator.model.work import (
     Submission,
     Ticket,
 )
-from muster.protocol import jury, messages
+from muster.protocol import jury, merkle, messages
 from muster.protocol.eip712 import Domain, address_of, digest, sign, struct_hash
 from muster.protocol.encoding import abi_words, address_bytes, hex0x, keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step
-from muster.protocol.merkle import (
-    batch_proof,
-    batch_root,
-    merkle_multi_proof,
-    merkle_proof,
-    merkle_root,
-)
 from muster.protocol.messages import NodeRegistration
 
 GAS = 10_000_000
@@ -186,7 +167,7 @@ class Words:
     def claim(self, claim: Claim) -> chain.RewardClaim:
         leaves = self.leaves(claim.header.outcomes)
         places = sorted({place for place in claim.positions if place < len(leaves)})
-        siblings = merkle_multi_proof(leaves, places) if places else []
+        siblings = merkle.merkle_multi_proof(leaves, places) if places else []
         if not claim.intact:
             siblings = [*siblings, keccak(b"too much")]
         return chain.RewardClaim(
@@ -196,7 +177,7 @@ class Words:
     def siblings(self, root: Name, place: int, intact: bool) -> list[Hash32]:
         """Return the proof of a leaf, or of none; one that is not intact is too long."""
         leaves = self.leaves(root)
-        prove = batch_proof if root[0] == "submissions" else merkle_proof
+        prove = merkle.batch_proof if root[0] == "submissions" else merkle.merkle_proof
         siblings = list(prove(leaves, place)) if place < len(leaves) else []
         return siblings if intact else [*siblings, keccak(b"too much")]
 
@@ -219,10 +200,10 @@ class Words:
         return Hash32(getattr(self, "_" + tag)(*rest))
 
     def _submissions(self, works: Sequence[Submission]) -> Hash32:
-        return batch_root(self.leaves(("submissions", works))) if works else ZERO
+        return merkle.batch_root(self.leaves(("submissions", works))) if works else ZERO
 
     def _outcomes(self, batch: int, records: Sequence[Record]) -> Hash32:
-        return merkle_root(self.leaves(("outcomes", batch, records)))
+        return merkle.merkle_root(self.leaves(("outcomes", batch, records)))
 
     def _outcome(self, batch: int, position: int, record: Record) -> Hash32:
         return keccak(batch.to_bytes(8, "big") + position.to_bytes(4, "big") + self.record(record))
@@ -332,21 +313,21 @@ class Stage:
         self.table = EventTable(deployment.contracts)
         self.contracts = deployment.contracts
         self.acting, self.now = names[0], 0
-        self.token = MusterToken(self)
-        self.vault = StakeVault(self)
-        self.bench = JuryPool(self)
-        self.workers = WorkerRegistry(self)
-        self.runs = RunRegistry(self)
-        self.ledger = ContributionLedger(self)
-        self.court = DisputeCourt(self)
-        self.faults = FaultCourt(self)
-        self.escrow = RewardEscrow(self)
+        self.token = contracts.MusterToken(self)
+        self.vault = contracts.StakeVault(self)
+        self.bench = contracts.JuryPool(self)
+        self.workers = contracts.WorkerRegistry(self)
+        self.runs = contracts.RunRegistry(self)
+        self.ledger = contracts.ContributionLedger(self)
+        self.court = contracts.DisputeCourt(self)
+        self.faults = contracts.FaultCourt(self)
+        self.escrow = contracts.RewardEscrow(self)
 
     @staticmethod
     def address_of(name: str) -> Address:
         return address_of(key_of(name))
 
-    async def write(self, contract: str, function: str, args: Sequence[Any]) -> Receipt:
+    async def write(self, contract: str, function: str, args: Sequence[Any]) -> contracts.Receipt:
         """Mine one transaction in a block of its own; raises ContractRevert."""
         transaction = {
             "from": self.words.address[self.acting],
@@ -367,7 +348,7 @@ class Stage:
             )
             raise decode_revert(bytes.fromhex(trace.get("output", "0x")[2:]), tx=tx)
         events = [self.table.decode(log, self.now) for log in receipt["logs"]]
-        return Receipt(tx, number, from_hex(receipt["gasUsed"]), [e for e in events if e])
+        return contracts.Receipt(tx, number, from_hex(receipt["gasUsed"]), [e for e in events if e])
 
     async def _receipt(self, tx: str) -> Any:
         # Anvil mines in the background: it may answer before it has.

@@ -10,6 +10,7 @@ import pytest
 
 from muster.inference.calibration_plan import VALIDATORS, WORKERS
 from muster.inference.vllm.launcher import find_python
+from muster.lab.redteam import honest
 from muster.lab.redteam.cells import (
     ONE_LENGTH,
     RUNS,
@@ -21,17 +22,6 @@ from muster.lab.redteam.cells import (
     panels,
 )
 from muster.lab.redteam.gain import Terms
-from muster.lab.redteam.honest import (
-    WANTED,
-    HonestMatrix,
-    Judged,
-    conclude_honest,
-    honest_margins,
-    installed_runs,
-    play_honest,
-    read_judged,
-    upper_bound,
-)
 from muster.lab.redteam.report import Run, write_page
 from muster.lab.redteam.runner import read_trials
 from muster.lab.redteam.stage import Stage
@@ -39,7 +29,7 @@ from muster.protocol.errors import EngineError
 
 ALL = RUNS + VLLM_RUNS
 ROLLOUTS = 128
-JUDGED = Judged(
+JUDGED = honest.Judged(
     run="r",
     worker="float32 batches of 7",
     strikes={"float32 eager attention": 1, "bfloat16 decoding with a cache": 1},
@@ -53,9 +43,9 @@ JUDGED = Judged(
 
 
 def test_bound_of_none_and_of_some() -> None:
-    assert upper_bound(0, 30_000) == pytest.approx(1e-4, rel=0.01)
+    assert honest.upper_bound(0, 30_000) == pytest.approx(1e-4, rel=0.01)
     # Clopper-Pearson: 3 of 100 is at most 7.57 % with 95 % confidence.
-    assert upper_bound(3, 100) == pytest.approx(0.0757, abs=2e-4)
+    assert honest.upper_bound(3, 100) == pytest.approx(0.0757, abs=2e-4)
 
 
 @pytest.mark.parametrize("engines", RUNS)
@@ -86,7 +76,7 @@ def test_thirty_thousand_rollouts_visit_every_cell(
     first_round = panels(runs)
     assert len({cell for panel in first_round for cell in panel.cells}) == cells
     assert len({panel.key for panel in first_round}) == len(first_round)
-    assert len(first_round) * ROLLOUTS <= WANTED
+    assert len(first_round) * ROLLOUTS <= honest.WANTED
 
 
 def test_validators_of_a_submission_compute_differently() -> None:
@@ -110,12 +100,12 @@ def test_prompts_of_one_and_of_several_lengths_take_turns() -> None:
 def test_rows_are_read_back_and_are_no_trials(tmp_path: Path) -> None:
     record = tmp_path / "record.jsonl"
     record.write_text(json.dumps(JUDGED.line()) + "\n")
-    assert read_judged(record) == [JUDGED]
+    assert honest.read_judged(record) == [JUDGED]
     assert read_trials(record) == []
 
 
 def test_rollouts_are_counted_once_however_many_judge_them() -> None:
-    result = conclude_honest([JUDGED, replace(JUDGED, number=4, is_fraud=True)])
+    result = honest.conclude_honest([JUDGED, replace(JUDGED, number=4, is_fraud=True)])
     assert (result.rollouts, result.judgements, result.cells) == (256, 512, 2)
     assert (result.rejected, result.slashed) == (4, 1)
 
@@ -130,12 +120,12 @@ def test_rollouts_are_counted_once_however_many_judge_them() -> None:
     ],
 )
 def test_path_of_a_worker_is_what_computes(worker: str, path: str) -> None:
-    margins = honest_margins([replace(JUDGED, worker=worker)])
+    margins = honest.honest_margins([replace(JUDGED, worker=worker)])
     assert [m.value for m in margins if m.dimension == "path" and m.rollouts] == [path]
 
 
 def test_margins_add_up_in_every_dimension() -> None:
-    margins = honest_margins([JUDGED])
+    margins = honest.honest_margins([JUDGED])
     found = {(m.dimension, m.value): (m.rollouts, m.judgements) for m in margins}
     assert found["attention", "sdpa"] == (128, 128)
     assert found["attention", "eager"] == (0, 128)
@@ -152,7 +142,7 @@ def test_margins_add_up_in_every_dimension() -> None:
 def test_page_says_what_was_visited_and_what_was_not(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     run = Run("2 cores", "2026-11-22", "abc", Terms(1, 1, 500_000, 1))
-    write_page(page, [], conclude_honest([JUDGED]), run)
+    write_page(page, [], honest.conclude_honest([JUDGED]), run)
     text = page.read_text()
     assert "128 honest rollouts" in text
     assert "2 rejected" in text
@@ -162,12 +152,12 @@ def test_page_says_what_was_visited_and_what_was_not(tmp_path: Path) -> None:
 
 def test_honest_work_is_not_rejected_and_a_record_is_gone_on_with(stage: Stage) -> None:
     runs = RUNS[:1]
-    judged = list(play_honest(stage, 6 * ROLLOUTS, runs=runs, profile="quick"))
-    assert conclude_honest(judged).rejected == 0
+    judged = list(honest.play_honest(stage, 6 * ROLLOUTS, runs=runs, profile="quick"))
+    assert honest.conclude_honest(judged).rejected == 0
     assert {j.prompts for j in judged} == {ONE_LENGTH, SEVERAL_LENGTHS}
     assert len({cell for j in judged for cell in j.cells}) == 18
     told: list[tuple[int, int]] = []
-    (further,) = play_honest(
+    (further,) = honest.play_honest(
         stage, 7 * ROLLOUTS, runs=runs, profile="quick", done=judged,
         progress=lambda *seen: told.append(seen),
     )  # fmt: skip
@@ -181,7 +171,7 @@ def test_a_number_format_that_no_calibration_covers_is_noticed(stage: Stage) -> 
         EngineWay(f"transformers:{kind}", WORKERS["full"][0]) for kind in ("float32", "bfloat16")
     )
     panel = Panel(("transformers:float32",), coarse, (exact, coarse), starts_ragged=False)
-    judged = HonestMatrix(stage, profile="quick").judge(panel, 0)
+    judged = honest.HonestMatrix(stage, profile="quick").judge(panel, 0)
     assert judged.strikes[exact.name] > 0.9 * ROLLOUTS
     # Not 0: a product of few rows is summed in another order than one of many, and the limits for
     # float32 do not allow this difference.
@@ -197,8 +187,8 @@ def test_vllm_is_honest_before_transformers_and_they_before_it(stage: Stage) -> 
         find_python()
     except EngineError as error:
         pytest.skip(f"no vLLM: {error}")
-    judged = list(play_honest(stage, 21 * ROLLOUTS, runs=VLLM_RUNS[:1], profile="quick"))
-    result = conclude_honest(judged)
+    judged = list(honest.play_honest(stage, 21 * ROLLOUTS, runs=VLLM_RUNS[:1], profile="quick"))
+    result = honest.conclude_honest(judged)
     assert (result.rollouts, result.rejected, result.cells) == (21 * ROLLOUTS, 0, 57)
 
 
@@ -209,8 +199,10 @@ def test_thirty_thousand_honest_rollouts(stage: Stage, capsys: pytest.CaptureFix
             with capsys.disabled():
                 print(f"honest rollouts: {judged:,} of {wanted:,}", flush=True)  # noqa: T201
 
-    result = conclude_honest(list(play_honest(stage, WANTED, progress=tell)))
-    assert result.rollouts >= WANTED
-    assert result.cells == len({c for panel in panels(installed_runs()) for c in panel.cells})
+    result = honest.conclude_honest(list(honest.play_honest(stage, honest.WANTED, progress=tell)))
+    assert result.rollouts >= honest.WANTED
+    assert result.cells == len(
+        {c for panel in panels(honest.installed_runs()) for c in panel.cells}
+    )
     assert result.false_positive_upper <= 1e-4
     assert result.slashed == 0

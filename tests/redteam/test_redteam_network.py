@@ -10,19 +10,7 @@ import pytest
 
 from muster.app.demo.adversary import KINDS
 from muster.chain import ChainView
-from muster.lab.redteam.network import (
-    EXPECTED,
-    HONEST,
-    PLAYED,
-    STALLED_CPU_S,
-    STALLED_S,
-    Member,
-    Patience,
-    Session,
-    Starts,
-    _wallet,
-    outcome_on_chain,
-)
+from muster.lab.redteam import network
 from muster.lab.redteam.stage import Stage
 from muster.protocol.errors import ChainError
 from muster.protocol.messages import Reason, Verdict
@@ -50,11 +38,11 @@ class _Fields:
         vars(self).update(fields)
 
 
-MEMBER = Member("forged-reward", _wallet("wallet"), _wallet("node"))
+MEMBER = network.Member("forged-reward", network._wallet("wallet"), network._wallet("node"))
 
 
-def look(seen: Seen, member: Member = MEMBER) -> Any:
-    return outcome_on_chain(cast(ChainView, seen), member)
+def look(seen: Seen, member: network.Member = MEMBER) -> Any:
+    return network.outcome_on_chain(cast(ChainView, seen), member)
 
 
 def test_a_fraud_counts_once_its_stake_is_taken() -> None:
@@ -76,40 +64,40 @@ def test_another_reason_is_not_caught(verdict: Verdict, reason: Reason) -> None:
 
 
 def test_an_honest_member_is_accepted_and_nothing_else() -> None:
-    honest = Member(HONEST, MEMBER.wallet, MEMBER.node)
+    honest = network.Member(network.HONEST, MEMBER.wallet, MEMBER.node)
     assert look(Seen(Verdict.ACCEPTED, Reason.NONE), honest).verdict == "ACCEPTED"
     assert look(Seen(Verdict.REJECTED, Reason.SCHEMA), honest).verdict == "REJECTED"
 
 
 def test_every_played_adversary_exists_and_has_its_reasons() -> None:
-    assert set(PLAYED.values()) == EXPECTED.keys() - {HONEST}
-    assert set(PLAYED.values()) <= KINDS.keys()
-    assert all(EXPECTED[kind] for kind in PLAYED.values())
+    assert set(network.PLAYED.values()) == network.EXPECTED.keys() - {network.HONEST}
+    assert set(network.PLAYED.values()) <= KINDS.keys()
+    assert all(network.EXPECTED[kind] for kind in network.PLAYED.values())
 
 
 def test_patience_ends_when_computing_brings_nothing() -> None:
     cpu, clock = [0.0], [0.0]
-    patience = Patience(cpu=lambda: cpu[0], clock=lambda: clock[0])
+    patience = network.Patience(cpu=lambda: cpu[0], clock=lambda: clock[0])
     assert not patience.is_over("begun")
-    cpu[0] += STALLED_CPU_S
+    cpu[0] += network.STALLED_CPU_S
     assert not patience.is_over("begun")
     cpu[0] += 1
     assert not patience.is_over("further")
-    cpu[0] += STALLED_CPU_S + 1
+    cpu[0] += network.STALLED_CPU_S + 1
     assert patience.is_over("further")
 
 
 def test_patience_outlasts_a_busy_machine_but_not_for_ever() -> None:
     cpu, clock = [0.0], [0.0]
-    patience = Patience(cpu=lambda: cpu[0], clock=lambda: clock[0])
-    clock[0] += STALLED_S
+    patience = network.Patience(cpu=lambda: cpu[0], clock=lambda: clock[0])
+    clock[0] += network.STALLED_S
     assert not patience.is_over(0)
-    clock[0] += 1 + STALLED_S
+    clock[0] += 1 + network.STALLED_S
     assert patience.is_over(0)
 
 
 async def test_what_ends_by_an_error_is_started_again() -> None:
-    starts, tries = Starts(pause_s=0), []
+    starts, tries = network.Starts(pause_s=0), []
 
     async def fail() -> None:
         tries.append(1)
@@ -124,11 +112,11 @@ async def test_what_ends_by_a_mistake_of_the_program_is_not() -> None:
         raise KeyError("x")
 
     with pytest.raises(KeyError):
-        await asyncio.wait_for(Starts(pause_s=0).keep("worker", fail), 5)
+        await asyncio.wait_for(network.Starts(pause_s=0).keep("worker", fail), 5)
 
 
 def test_who_has_no_outcome_is_told_with_what_it_did(stage: Stage, tmp_path: Path) -> None:
-    session = Session(stage, tmp_path)
+    session = network.Session(stage, tmp_path)
     session._starts.ended["validator 0"] = "no answer"
     why = session._why(MEMBER)
     assert "forged-reward not started" in why

@@ -7,20 +7,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import chain_scenario
 import pyarrow.parquet as pq
 import pytest
 import pytest_asyncio
-from chain_scenario import (
-    ACCEPT,
-    CHEATER,
-    HONEST,
-    PARAMETERS,
-    VALIDATORS,
-    Scenario,
-    accepted,
-    network,
-    play,
-)
 from click.testing import CliRunner, Result
 from pyarrow import csv
 
@@ -36,7 +26,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 class Played:
     """A chain with every kind of event, and the folder of its addresses."""
 
-    def __init__(self, net: Scenario, folder: Path) -> None:
+    def __init__(self, net: chain_scenario.Scenario, folder: Path) -> None:
         self.net, self.folder = net, folder
 
     async def run(self, *words: str) -> Result:
@@ -51,9 +41,9 @@ class Played:
 
 @contextlib.asynccontextmanager
 async def opened(folder: Path) -> AsyncIterator[Played]:
-    async with network() as net:
+    async with chain_scenario.network() as net:
         save_deployment(folder, net.deployment)
-        await play(net)
+        await chain_scenario.play(net)
         yield Played(net, folder)
 
 
@@ -63,28 +53,28 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
         yield found
 
 
-async def contradict(net: Scenario) -> None:
+async def contradict(net: chain_scenario.Scenario) -> None:
     """Accept one slot twice."""
-    submission = net.submission(HONEST, 9)
+    submission = net.submission(chain_scenario.HONEST, 9)
     for _ in range(2):
-        await net.judge(submission, accepted(1, submission))
+        await net.judge(submission, chain_scenario.accepted(1, submission))
 
 
 # One thing
 
 
 async def test_a_worker_is_shown_with_everything_that_concerns_it(played: Played) -> None:
-    found = await played.json("worker", CHEATER.address)
+    found = await played.json("worker", chain_scenario.CHEATER.address)
     (membership,) = found["memberships"]
     assert (membership["run_id"], membership["status"]) == (1, "banned")
     (outcome,) = found["outcomes"]
     assert (outcome["verdict"], outcome["reason"]) == ("fraud", "wrong_seed")
     (slash,) = found["slashes"]
     assert slash["outcome_tx"] == outcome["posted_tx"]
-    text = (await played.run("worker", CHEATER.address)).stdout
+    text = (await played.run("worker", chain_scenario.CHEATER.address)).stdout
     assert "fraud, wrong_seed" in text
     assert max(map(len, text.splitlines())) <= WIDTH
-    text = (await played.run("worker", HONEST.address)).stdout
+    text = (await played.run("worker", chain_scenario.HONEST.address)).stdout
     assert "1:0" not in text.splitlines()[0]
     assert text.rstrip().endswith("no contradictions")
 
@@ -99,7 +89,7 @@ async def test_a_submission_is_found_by_place_and_by_hash_with_its_proof(played:
     found = await played.json("submission", "1:1")
     assert found == await played.json("submission", hex0x(record.file_hash))
     assert found["leaf"] == hex0x(record.leaf(1, 1))
-    assert set(found["signed_by"]) == {v.address for v in VALIDATORS[:2]}
+    assert set(found["signed_by"]) == {v.address for v in chain_scenario.VALIDATORS[:2]}
     assert len(found["drawn_first"]) == 2
     is_first = set(found["drawn_first"]) == set(found["signed_by"])
     assert is_first is (found["signed_on_ground"] == "signed by those drawn first")
@@ -109,12 +99,12 @@ async def test_a_submission_is_found_by_place_and_by_hash_with_its_proof(played:
 
 
 async def test_an_outcome_of_jurors_names_their_case_and_no_signer(tmp_path: Path) -> None:
-    async with network() as net:
+    async with chain_scenario.network() as net:
         save_deployment(tmp_path, net.deployment)
-        submission = net.submission(HONEST, 0)
-        batch_id = await net.submit_direct(submission, HONEST)
-        await net.pass_time(PARAMETERS.outcome_deadline_s)
-        await net.judge_by_jury(batch_id, submission, HONEST, ACCEPT)
+        submission = net.submission(chain_scenario.HONEST, 0)
+        batch_id = await net.submit_direct(submission, chain_scenario.HONEST)
+        await net.pass_time(chain_scenario.PARAMETERS.outcome_deadline_s)
+        await net.judge_by_jury(batch_id, submission, chain_scenario.HONEST, chain_scenario.ACCEPT)
         found = await Played(net, tmp_path).json("submission", f"{batch_id}:0")
         (case,) = (await net.view()).cases.values()
         assert (found["signed_by"], found["drawn_first"]) == ([], None)
@@ -146,7 +136,7 @@ async def test_every_format_has_the_documented_columns_and_the_same_rows(
         assert csv.read_csv(tmp_path / "csv" / f"{name}.csv", convert_options=types) == table
     outcomes = pq.read_table(tmp_path / "parquet" / "outcomes.parquet").to_pylist()
     assert [row["units"] for row in outcomes] == [1000, 500, 300, 1000]
-    assert outcomes[1]["worker"] == CHEATER.address
+    assert outcomes[1]["worker"] == chain_scenario.CHEATER.address
     assert {row["standing_verdict"] for row in outcomes} == {"accepted", "fraud"}
 
 
@@ -162,7 +152,7 @@ async def test_contradictions_are_named_placed_and_reported_everywhere(tmp_path:
         assert (found["kind"], found["batch_id"], found["position"]) == ("slot-twice", 4, 0)
         assert found["tx"] == (await played.net.view()).batches[4].posted_tx
         assert found["rule"] == "a slot (run, worker, step, index) settles once"
-        for words in (("worker", HONEST.address), ("submission", "4:0")):
+        for words in (("worker", chain_scenario.HONEST.address), ("submission", "4:0")):
             assert (await played.run(*words)).exit_code == 1
             assert "slot-twice" in (await played.run(*words)).stdout
         assert (await played.run("submission", "3:0")).exit_code == 0

@@ -7,23 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import client_network
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from client_network import (
-    JURORS,
-    PARAMETERS,
-    RECIPE,
-    TOKEN,
-    VALIDATORS,
-    WORKERS,
-    Network,
-    Run,
-    eventually,
-    open_network,
-    running,
-    world,
-)
 
 from muster.app.anvil import Anvil
 from muster.app.demo.adversary import ForgedReward
@@ -46,11 +33,11 @@ from muster.wallet import Wallet, save_wallet
 PAUSE_S = 300
 WINDOW_S = 300
 LIMITS = BreakerRecipe(min_workers=2)
-RUN = Run(recipe=RECIPE.model_copy(update={"breaker": LIMITS}))
-STAKE = 100 * TOKEN
+RUN = client_network.Run(recipe=client_network.RECIPE.model_copy(update={"breaker": LIMITS}))
+STAKE = 100 * client_network.TOKEN
 CHEATER = Wallet(address_of(Anvil.key(9)), Anvil.key(9))
 CHEATERS_NODE = Wallet(address_of(keccak(b"node 2")), keccak(b"node 2"))
-LONG = PARAMETERS.model_copy(
+LONG = client_network.PARAMETERS.model_copy(
     update={
         "challenge_window_s": WINDOW_S,
         "slash_pause_s": PAUSE_S,
@@ -60,7 +47,7 @@ LONG = PARAMETERS.model_copy(
 )
 
 
-class DisturbedEngine(world.HashEngine):
+class DisturbedEngine(client_network.world.HashEngine):
     """A prefill whose hidden states have the wrong sign."""
 
     def recompute(self, samples: Any) -> list[Recomputed]:
@@ -95,12 +82,12 @@ class BriefForger(ForgedReward, Brief):
     """Claims that every answer is right, three times."""
 
 
-async def slashed_workers(network: Network) -> list[SlashView]:
+async def slashed_workers(network: client_network.Network) -> list[SlashView]:
     frauds = (Offence.FRAUD, Offence.EXACT_FRAUD)
     return [slash for slash in (await network.view()).slashes if slash.offence in frauds]
 
 
-async def frauds_of(network: Network, *workers: Wallet) -> list[tuple[int, int]]:
+async def frauds_of(network: client_network.Network, *workers: Wallet) -> list[tuple[int, int]]:
     """Batch and position of every fraud found in the work of these workers."""
     view = await network.view()
     numbers = {view.workers[worker.address].worker_id for worker in workers}
@@ -112,25 +99,25 @@ async def frauds_of(network: Network, *workers: Wallet) -> list[tuple[int, int]]
     ]
 
 
-async def is_paused(network: Network) -> bool:
+async def is_paused(network: client_network.Network) -> bool:
     return bool((await network.view()).runs[network.run_id].pauses)
 
 
-async def are_accused(network: Network, *workers: Wallet) -> bool:
+async def are_accused(network: client_network.Network, *workers: Wallet) -> bool:
     return all([await frauds_of(network, worker) for worker in workers])
 
 
-async def is_all_judged(network: Network) -> bool:
+async def is_all_judged(network: client_network.Network) -> bool:
     return all(batch.records for batch in (await network.view()).batches.values())
 
 
-async def pass_until(network: Network, time: int) -> None:
+async def pass_until(network: client_network.Network, time: int) -> None:
     now = await network.owner.now()
     await network.owner.rpc.call("evm_increaseTime", max(time - now, 0) + 1)
     await network.owner.rpc.call("evm_mine")
 
 
-async def register_cheater(network: Network) -> None:
+async def register_cheater(network: client_network.Network) -> None:
     async with await Chain.connect(
         network.anvil.rpc_url, network.folder / "deployments", key=CHEATER.key
     ) as chain:
@@ -138,28 +125,28 @@ async def register_cheater(network: Network) -> None:
         await join_run(chain, CHEATER, CHEATERS_NODE, network.run_id, STAKE)
 
 
-def cheating(network: Network) -> Any:
+def cheating(network: client_network.Network) -> Any:
     common = network._common("worker-2")
     return run_worker(
         WorkerSettings(**common, worker=CHEATER.address, heartbeat_s=0.5),
         CHEATERS_NODE,
-        engine_factory=lambda _settings: world.HashEngine(),
+        engine_factory=lambda _settings: client_network.world.HashEngine(),
         loop_class=BriefForger,
     )
 
 
 @pytest.mark.slow
 async def test_honest_workers_keep_their_stake_when_the_quorum_is_disturbed(tmp_path: Path) -> None:
-    async with open_network(tmp_path, LONG, RUN) as network:
+    async with client_network.open_network(tmp_path, LONG, RUN) as network:
         await network.seat_third()
         await network.seat_jurors()
         # A quorum computes something else, and does not check its own soundness.
-        async with running(
+        async with client_network.running(
             *(network.worker(number, Brief) for number in (0, 1)),
             *(network.validator(number, Blind, disturbed) for number in (0, 1)),
         ):
-            await eventually(lambda: is_paused(network))
-            await eventually(lambda: are_accused(network, *WORKERS))
+            await client_network.eventually(lambda: is_paused(network))
+            await client_network.eventually(lambda: are_accused(network, *client_network.WORKERS))
         [pause] = (await network.view()).runs[network.run_id].pauses
         assert (pause.cause, pause.reason) == (PauseCause.CORRELATED_FAILURES, 60)
         evidence = (tmp_path / "files" / "evidence").glob("*.json")
@@ -167,18 +154,18 @@ async def test_honest_workers_keep_their_stake_when_the_quorum_is_disturbed(tmp_
         # Slashes executed before others had failed wait in escrow, and can be given back.
         taken = await slashed_workers(network)
         assert {slash.state for slash in taken} <= {SlashState.ESCROWED}
-        assert len(taken) < len(WORKERS)
+        assert len(taken) < len(client_network.WORKERS)
 
         # Repaired, the validators go on; a cheater joins in the middle of the pause.
         await register_cheater(network)
-        async with running(
+        async with client_network.running(
             *(network.validator(number) for number in (0, 1, 2)),
-            *(network.juror(number) for number in range(len(JURORS))),
+            *(network.juror(number) for number in range(len(client_network.JURORS))),
         ):
-            async with running(cheating(network)):
-                await eventually(lambda: are_accused(network, CHEATER))
-            await eventually(lambda: is_all_judged(network))
-            await overturn(network, await frauds_of(network, *WORKERS))
+            async with client_network.running(cheating(network)):
+                await client_network.eventually(lambda: are_accused(network, CHEATER))
+            await client_network.eventually(lambda: is_all_judged(network))
+            await overturn(network, await frauds_of(network, *client_network.WORKERS))
             assert len(await slashed_workers(network)) == len(taken)
             assert await network.owner.now() < pause.until
 
@@ -188,14 +175,14 @@ async def test_honest_workers_keep_their_stake_when_the_quorum_is_disturbed(tmp_
             async def is_slashed() -> bool:
                 return len(await slashed_workers(network)) > len(taken)
 
-            await eventually(is_slashed)
+            await client_network.eventually(is_slashed)
             await pass_until(network, pause.until + WINDOW_S)
             await asyncio.sleep(3)
         kept = [s for s in await slashed_workers(network) if s.state is not SlashState.RESTORED]
         assert {slash.owner for slash in kept} == {CHEATER.address}
         view = await network.view()
         assert view.contradictions == []
-        for worker in WORKERS:
+        for worker in client_network.WORKERS:
             found = view.runs[network.run_id].members[worker.address]
             assert (found.active_wei, found.status, found.convictions) == (
                 STAKE,
@@ -206,10 +193,10 @@ async def test_honest_workers_keep_their_stake_when_the_quorum_is_disturbed(tmp_
         assert cheater.status is WorkerStatus.BANNED
 
 
-async def overturn(network: Network, places: list[tuple[int, int]]) -> None:
+async def overturn(network: client_network.Network, places: list[tuple[int, int]]) -> None:
     """Claim that verdicts are wrong, and wait until the network's jurors have ruled."""
     owner = network.owner
-    await owner.token.faucet(owner.account, len(places) * PARAMETERS.bond)
+    await owner.token.faucet(owner.account, len(places) * client_network.PARAMETERS.bond)
     keystore = network.folder / "owner.json"
     save_wallet(keystore, Anvil.key(0), "secret", light=True)
     for batch_id, position in places:
@@ -226,30 +213,37 @@ async def overturn(network: Network, places: list[tuple[int, int]]) -> None:
         cases = (await network.view()).cases.values()
         return len(cases) == len(places) and all(case.closed for case in cases)
 
-    await eventually(are_closed, 240)
+    await client_network.eventually(are_closed, 240)
     assert all(case.overturned for case in (await network.view()).cases.values())
 
 
 async def test_a_disturbed_validator_pauses_slashing_itself_and_signs_nothing(
     tmp_path: Path,
 ) -> None:
-    async with open_network(tmp_path, LONG) as network:
-        async with running(network.worker(0), network.validator(0, make_engine=disturbed)):
-            await eventually(lambda: is_paused(network))
+    async with client_network.open_network(tmp_path, LONG) as network:
+        async with client_network.running(
+            network.worker(0), network.validator(0, make_engine=disturbed)
+        ):
+            await client_network.eventually(lambda: is_paused(network))
         view = await network.view()
         [pause] = view.runs[network.run_id].pauses
-        assert (pause.by, pause.cause) == (VALIDATORS[0].address, PauseCause.KNOWN_GOOD_ITEM)
+        assert (pause.by, pause.cause) == (
+            client_network.VALIDATORS[0].address,
+            PauseCause.KNOWN_GOOD_ITEM,
+        )
         assert pause.reason == Reason.TOPLOC_MISMATCH
         [kept] = (tmp_path / "validator-0" / "flaws").glob("*.json")
         assert keccak(kept.read_bytes()) == pause.evidence_hash
-        assert json.loads(kept.read_bytes())["validator"] == VALIDATORS[0].address
+        assert json.loads(kept.read_bytes())["validator"] == client_network.VALIDATORS[0].address
         assert (tmp_path / "validator-0" / "outcomes.jsonl").read_bytes() == b""
 
         # Sound again, it signs the batches that it had left, and nobody is accused.
-        async with running(network.worker(0), network.validator(0), network.validator(1)):
+        async with client_network.running(
+            network.worker(0), network.validator(0), network.validator(1)
+        ):
 
             async def has_accepted() -> bool:
                 return bool((await network.view()).training_stream(network.run_id))
 
-            await eventually(has_accepted)
-        assert await frauds_of(network, WORKERS[0]) == []
+            await client_network.eventually(has_accepted)
+        assert await frauds_of(network, client_network.WORKERS[0]) == []

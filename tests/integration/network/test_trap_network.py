@@ -9,21 +9,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import client_network
 import pytest
 from click.testing import CliRunner
-from client_network import (
-    JURORS,
-    NODES,
-    OWNER,
-    PARAMETERS,
-    TOKEN,
-    VALIDATORS,
-    WORKERS,
-    Network,
-    eventually,
-    open_network,
-    running,
-)
+from client_network import TOKEN
 from worlds.false_validators import Lazy
 
 from muster.app.cli import muster
@@ -33,17 +22,17 @@ from muster.protocol.jury import Ruling
 from muster.protocol.messages import Verdict
 from muster.wallet import save_wallet
 
-LONGER = PARAMETERS.model_copy(
+LONGER = client_network.PARAMETERS.model_copy(
     update={"challenge_window_s": 60, "vote_commit_s": 300, "vote_reveal_s": 60}
 )
 STAKE, WORKER_STAKE = 500 * TOKEN, 100 * TOKEN
-TRAPPER = WORKERS[0]
+TRAPPER = client_network.WORKERS[0]
 COMMAND = Path(__file__).with_name("trap_command.py")
 WORLDS = os.pathsep.join(map(str, COMMAND.parents[1:3]))
 """Path on which the command finds the networks and the tests' worlds."""
 
 
-def environment_of(network: Network) -> dict[str, str]:
+def environment_of(network: client_network.Network) -> dict[str, str]:
     return {
         "MUSTER_PASSWORD": "secret",
         "MUSTER_RPC": network.anvil.rpc_url,
@@ -51,7 +40,7 @@ def environment_of(network: Network) -> dict[str, str]:
     }
 
 
-async def run(network: Network, *words: str) -> Any:
+async def run(network: client_network.Network, *words: str) -> Any:
     environment = environment_of(network)
     found = await asyncio.to_thread(CliRunner().invoke, muster, words, env=environment)
     assert found.exception is None, found.output
@@ -60,10 +49,10 @@ async def run(network: Network, *words: str) -> Any:
 
 @asynccontextmanager
 async def trapped(
-    network: Network, signers: tuple[type[ValidatorLoop], ...]
+    network: client_network.Network, signers: tuple[type[ValidatorLoop], ...]
 ) -> AsyncIterator[dict[str, Any]]:
     """Plan traps for every file of a worker; yield the report once one has its outcome."""
-    for name, wallet in (("owner", OWNER), ("trapper", TRAPPER)):
+    for name, wallet in (("owner", client_network.OWNER), ("trapper", TRAPPER)):
         save_wallet(network.folder / f"{name}.json", wallet.key, "secret", light=True)
     plan = network.folder / "plan.json"
     await run(
@@ -81,14 +70,14 @@ async def trapped(
         return any(each["fate"] != "honest" for each in reports[0]["traps"])
 
     mains = (network.validator(number, kind) for number, kind in enumerate(signers))
-    async with running(*mains), trap_worker(network):
-        await eventually(is_judged)
+    async with client_network.running(*mains), trap_worker(network):
+        await client_network.eventually(is_judged)
         yield reports[0]
 
 
-async def start(network: Network, *, log: Any) -> asyncio.subprocess.Process:
+async def start(network: client_network.Network, *, log: Any) -> asyncio.subprocess.Process:
     """Start `muster validator trap run` for a network's first worker, its log in a file."""
-    save_wallet(network.folder / "node.json", NODES[0].key, "secret", light=True)
+    save_wallet(network.folder / "node.json", client_network.NODES[0].key, "secret", light=True)
     return await asyncio.create_subprocess_exec(
         *(sys.executable, str(COMMAND), "validator", "trap", "run", "--plan", "plan.json"),
         *("--run", "1", "--worker", TRAPPER.address, "--keystore", "node.json"),
@@ -102,7 +91,7 @@ async def start(network: Network, *, log: Any) -> asyncio.subprocess.Process:
 
 
 @asynccontextmanager
-async def trap_worker(network: Network) -> AsyncIterator[None]:
+async def trap_worker(network: client_network.Network) -> AsyncIterator[None]:
     """Run the trap worker's command until the block ends; it must stop cleanly on SIGTERM."""
     path = network.folder / "trap.log"
     with path.open("w") as log:
@@ -116,7 +105,7 @@ async def trap_worker(network: Network) -> AsyncIterator[None]:
     assert "trap laid" in path.read_text()
 
 
-async def report(network: Network, *words: str) -> Any:
+async def report(network: client_network.Network, *words: str) -> Any:
     plan, journal = network.folder / "plan.json", network.folder / "trap" / "traps.jsonl"
     return await run(
         network, "validator", "trap", "report", "--plan", str(plan), "--journal", str(journal),
@@ -128,14 +117,14 @@ async def test_validators_that_check_catch_every_trap_and_its_maker_keeps_its_st
     tmp_path: Path,
 ) -> None:
     async with (
-        open_network(tmp_path) as network,
+        client_network.open_network(tmp_path) as network,
         trapped(network, (ValidatorLoop, ValidatorLoop)) as found,
     ):
         laid = [each for each in found["traps"] if each["fate"] != "honest"]
         assert {each["fate"] for each in laid} == {"caught"}
         assert {each["verdict"] for each in laid} == {"rejected"}
         scores = {who: counts["missed"] for who, counts in found["validators"].items()}
-        assert scores == {each.address: 0 for each in VALIDATORS}
+        assert scores == {each.address: 0 for each in client_network.VALIDATORS}
         assert (
             await network.owner.vault.active_stake(network.run_id, TRAPPER.address) == WORKER_STAKE
         )
@@ -148,10 +137,12 @@ async def test_who_accepts_a_trap_unread_is_slashed_by_its_maker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    async with open_network(tmp_path, LONGER) as network:
+    async with client_network.open_network(tmp_path, LONGER) as network:
         await network.seat_third()
         await network.seat_jurors()
-        jurors = running(*(network.juror(number) for number in range(len(JURORS))))
+        jurors = client_network.running(
+            *(network.juror(number) for number in range(len(client_network.JURORS)))
+        )
         async with trapped(network, (Lazy, Lazy, ValidatorLoop)) as found, jurors:
             missed = next(each for each in found["traps"] if each["fate"] == "missed")
             place = missed["submission"]
@@ -168,21 +159,23 @@ async def test_who_accepts_a_trap_unread_is_slashed_by_its_maker(
         [trap] = [each for each in after["traps"] if each["submission"] == place]
         lost = STAKE * LONGER.wrong_verdict_ppm // 10**6
         assert trap["fate"] == "overturned"
-        assert trap["slashed_wei"] == {each.address: str(lost) for each in VALIDATORS}
-        for lazy in VALIDATORS:
+        assert trap["slashed_wei"] == {
+            each.address: str(lost) for each in client_network.VALIDATORS
+        }
+        for lazy in client_network.VALIDATORS:
             assert f"{lazy.address}  slashed {lost // TOKEN} tokens for accepting {place}" in shown
         await lazy_ones_paid(network)
 
 
-async def stake_of_trapper(network: Network) -> int:
+async def stake_of_trapper(network: client_network.Network) -> int:
     return await network.owner.vault.active_stake(network.run_id, TRAPPER.address)
 
 
-async def lazy_ones_paid(network: Network) -> None:
+async def lazy_ones_paid(network: client_network.Network) -> None:
     """Both signers lost stake, and the maker of the trap has its bond and the reporter's share."""
     view = await network.view()
     wrong = [slash for slash in view.slashes if slash.offence is Offence.WRONG_VERDICT]
-    assert {slash.owner for slash in wrong} == {each.address for each in VALIDATORS}
+    assert {slash.owner for slash in wrong} == {each.address for each in client_network.VALIDATORS}
     assert {slash.reporter for slash in wrong} == {TRAPPER.address}
     share = STAKE * LONGER.wrong_verdict_ppm // 10**6 * LONGER.reporter_ppm // 10**6
     held = await network.owner.token.balance_of(TRAPPER.address)

@@ -15,18 +15,7 @@ from click.testing import CliRunner
 
 from muster.app import cli
 from muster.app.cli import COMMANDS, SECTIONS, main, muster
-from muster.protocol.errors import (
-    ApiError,
-    ChainUnreachable,
-    ConfigError,
-    ContractRevert,
-    NotYet,
-    PolicyUnavailable,
-    StorageError,
-    StorageFailed,
-    TransactionLost,
-    WalletError,
-)
+from muster.protocol import errors
 from muster.trainer.cli import SECTIONS as TRAINER_SECTIONS, trainer_run
 
 HEAVY = ("torch", "transformers", "vllm", "web3", "pyarrow", "matplotlib", "fastapi", "sqlalchemy")
@@ -102,7 +91,7 @@ def _raise(error: BaseException) -> click.Command:
     ("error", "expected"),
     [
         (
-            ConfigError("port 1 is taken", hint="use --port"),
+            errors.ConfigError("port 1 is taken", hint="use --port"),
             "error: port 1 is taken\nhint: use --port\n",
         ),
         (
@@ -164,7 +153,7 @@ def test_fund_asks_the_chain_of_the_shared_variable(
     keystore = str(tmp_path / "k.json")
     assert CliRunner().invoke(muster, ["wallet", "new", keystore, "--light"]).exit_code == 0
     result = CliRunner().invoke(muster, ["devnet", "fund", keystore])
-    assert isinstance(result.exception, ChainUnreachable)
+    assert isinstance(result.exception, errors.ChainUnreachable)
     assert "http://127.0.0.1:1 " in str(result.exception)
 
 
@@ -183,18 +172,18 @@ def test_defects_of_our_own_are_not_hidden(
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (ConfigError("no such run"), 1),
-        (WalletError("wrong password"), 1),
-        (ContractRevert("VaultZeroAmount"), 1),
-        (ApiError("not allowed", status=403, code="forbidden"), 1),
-        (ApiError("busy", status=429, code="slow_down"), 3),
-        (ApiError("away", status=503, code="unreachable"), 3),
-        (ChainUnreachable("no answer"), 3),
-        (TransactionLost("no receipt", tx="0x"), 3),
-        (PolicyUnavailable("no relay"), 3),
-        (NotYet("in an hour"), 3),
-        (StorageFailed("the disk is full"), 3),
-        (StorageError("the database is damaged"), 1),
+        (errors.ConfigError("no such run"), 1),
+        (errors.WalletError("wrong password"), 1),
+        (errors.ContractRevert("VaultZeroAmount"), 1),
+        (errors.ApiError("not allowed", status=403, code="forbidden"), 1),
+        (errors.ApiError("busy", status=429, code="slow_down"), 3),
+        (errors.ApiError("away", status=503, code="unreachable"), 3),
+        (errors.ChainUnreachable("no answer"), 3),
+        (errors.TransactionLost("no receipt", tx="0x"), 3),
+        (errors.PolicyUnavailable("no relay"), 3),
+        (errors.NotYet("in an hour"), 3),
+        (errors.StorageFailed("the disk is full"), 3),
+        (errors.StorageError("the database is damaged"), 1),
         (OSError(errno.ENOSPC, "No space left on device"), 3),
         (ModuleNotFoundError("x", name="torch"), 1),
         (OSError(errno.EACCES, "Permission denied"), 1),

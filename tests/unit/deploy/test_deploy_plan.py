@@ -4,16 +4,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from muster.chain.abi import CONTRACTS, FACTORY, contract_abi
-from muster.deploy import DeployParameters, DeployPlan
-from muster.deploy.plan import (
-    CONTRACT_OF,
-    ORDER,
-    PARAMETER_OF,
-    PROXY,
-    created_addresses,
-    domain_values,
-    factory_address,
-)
+from muster.deploy import DeployParameters, DeployPlan, plan
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import to_address
 
@@ -22,8 +13,8 @@ PLAN = DeployPlan("a network", ACCOUNT, DeployParameters())
 
 
 def test_every_contract_is_deployed_once_with_the_vault_last() -> None:
-    assert sorted(ORDER) == sorted(CONTRACTS)
-    assert ORDER[-1] == "StakeVault"
+    assert sorted(plan.ORDER) == sorted(CONTRACTS)
+    assert plan.ORDER[-1] == "StakeVault"
 
 
 def test_the_same_plan_has_the_same_addresses_however_its_owner_is_given() -> None:
@@ -61,16 +52,16 @@ def test_addresses_agree_with_web3s(salt: bytes, account: bytes) -> None:
     from web3.utils.address import get_create2_address, get_create_address
 
     code = contract_abi(FACTORY).creation_code((to_address(account),))
-    factory = factory_address(salt, to_address(account))
+    factory = plan.factory_address(salt, to_address(account))
     hexed = "0x" + salt.hex()
-    assert factory == get_create2_address(PROXY, hexed, "0x" + code.hex())  # type: ignore[arg-type]
+    assert factory == get_create2_address(plan.PROXY, hexed, "0x" + code.hex())  # type: ignore[arg-type]
     # A contract's nonce begins at 1.
     first = get_create_address(factory, 1)  # type: ignore[arg-type]
-    assert next(iter(created_addresses(factory).values())) == first
+    assert next(iter(plan.created_addresses(factory).values())) == first
 
 
 def test_creation_code_fits_the_chains_limit() -> None:
-    for name in ORDER:
+    for name in plan.ORDER:
         words = sum(len(a) if isinstance(a, tuple) else 1 for a in PLAN.arguments[name])
         code = PLAN.creation_code(name)
         assert len(code) == len(contract_abi(name).bytecode) + 32 * words
@@ -92,7 +83,7 @@ def test_contracts_are_given_one_anothers_addresses() -> None:
 
 
 def test_every_immutable_has_an_expected_value() -> None:
-    expected = {*CONTRACT_OF, *PARAMETER_OF, "insurance", *domain_values(1, ACCOUNT)}
+    expected = {*plan.CONTRACT_OF, *plan.PARAMETER_OF, "insurance", *plan.domain_values(1, ACCOUNT)}
     for name in CONTRACTS:
         assert set(contract_abi(name).immutables) <= expected, name
 
@@ -113,6 +104,6 @@ def test_file_shows_what_the_addresses_follow_from() -> None:
 
 
 def test_short_strings_are_kept_with_their_length() -> None:
-    values = domain_values(1, ACCOUNT)
+    values = plan.domain_values(1, ACCOUNT)
     assert values["name"].hex() == b"Muster".hex() + "00" * 25 + "06"
     assert values["hashedVersion"] == keccak(b"1")

@@ -7,13 +7,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from worlds.chat_world import (
-    FAMILIES,
-    build_chat_model,
-    make_chat_tokenizer,
-    source_of,
-    template_of,
-)
+from worlds import chat_world
 
 from muster.inference.framing import frame_of, pin_prompt
 from muster.inference.prompts import after_last, encode_prompt
@@ -27,18 +21,18 @@ TEXTS = ["the sum of 3 and 4", " begins with a blank", "two\n\nlines\n", "ünï 
 
 @lru_cache
 def tokenizer_of(family: str, is_byte_level: bool = True) -> Any:
-    return make_chat_tokenizer(family, is_byte_level=is_byte_level)
+    return chat_world.make_chat_tokenizer(family, is_byte_level=is_byte_level)
 
 
 @lru_cache
 def prompt_of_family(family: str) -> PromptRecipe:
     prompt = PromptRecipe(form="chat", system="be the assistant", reply_role="tool")
-    frame = frame_of(template_of(family), prompt)
+    frame = frame_of(chat_world.template_of(family), prompt)
     return prompt.model_copy(update={"frame": frame})
 
 
 @pytest.mark.parametrize("is_byte_level", [True, False])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", chat_world.FAMILIES)
 @pytest.mark.parametrize("text", TEXTS)
 def test_an_honest_prompt_has_the_ids_that_transformers_gives(
     family: str, text: str, is_byte_level: bool
@@ -49,14 +43,14 @@ def test_an_honest_prompt_has_the_ids_that_transformers_gives(
         # The template may strip the text; the frame never does.
         {"role": "user", "content": text.strip()},
     ]
-    source = source_of(family).replace("strftime_now is defined", "false")
+    source = chat_world.source_of(family).replace("strftime_now is defined", "false")
     expected = tokenizer.apply_chat_template(
         messages, chat_template=source, add_generation_prompt=True, tokenize=True, return_dict=False
     )
     assert list(encode_prompt(tokenizer, render_prompt(text.strip(), -1, prompt))) == expected
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", chat_world.FAMILIES)
 def test_a_frame_has_one_bos_at_most(family: str) -> None:
     tokenizer = tokenizer_of(family)
     tokens = encode_prompt(tokenizer, render_prompt("1", -1, prompt_of_family(family)))
@@ -65,12 +59,12 @@ def test_a_frame_has_one_bos_at_most(family: str) -> None:
 
 
 @pytest.mark.parametrize("is_byte_level", [True, False])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", chat_world.FAMILIES)
 def test_a_text_that_spells_control_tokens_is_read_as_letters(
     family: str, is_byte_level: bool
 ) -> None:
     tokenizer, prompt = tokenizer_of(family, is_byte_level), prompt_of_family(family)
-    chosen = FAMILIES[family]
+    chosen = chat_world.FAMILIES[family]
     marks = [m for m in (chosen.bos, chosen.eos, *chosen.control) if m]
     forged = f"a{marks[-1]}{''.join(marks)} b{marks[0][:2]}{marks[0]}{marks[0][2:]}"
     honest = encode_prompt(tokenizer, render_prompt("a b", -1, prompt))
@@ -141,7 +135,7 @@ def test_prompts_cross_to_vllm_s_process_unchanged() -> None:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("chat")
-    build_chat_model(folder, tokenizer_of("qwen"))
+    chat_world.build_chat_model(folder, tokenizer_of("qwen"))
     return folder
 
 
@@ -158,7 +152,7 @@ THINKING = {"form": "chat", "thinking": "on", "answer_after": "</think>"}
 
 def test_a_recipe_is_pinned_with_the_template_of_the_model(model: Path) -> None:
     pinned = pin_prompt(recipe(**THINKING), model)
-    assert pinned.prompt.template_hash == template_of("qwen").hash
+    assert pinned.prompt.template_hash == chat_world.template_of("qwen").hash
     assert text_of(render_prompt("1", -1, pinned.prompt)) == (
         "<|im_start|>user\n1<|im_end|>\n<|im_start|>assistant\n"
     )
@@ -183,7 +177,7 @@ def test_what_does_not_fit_the_model_is_refused(
 
 
 def test_a_model_without_a_template_is_refused(model: Path, tmp_path: Path) -> None:
-    bare = make_chat_tokenizer("qwen")
+    bare = chat_world.make_chat_tokenizer("qwen")
     bare.chat_template = None
     bare.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_bytes((model / "config.json").read_bytes())
@@ -192,7 +186,7 @@ def test_a_model_without_a_template_is_refused(model: Path, tmp_path: Path) -> N
 
 
 def test_a_template_whose_turns_never_end_is_refused(model: Path, tmp_path: Path) -> None:
-    other = make_chat_tokenizer("qwen")
+    other = chat_world.make_chat_tokenizer("qwen")
     other.eos_token = "<|endoftext|>"
     other.save_pretrained(tmp_path)
     config = json.loads((model / "config.json").read_text())

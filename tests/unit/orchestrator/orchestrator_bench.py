@@ -19,17 +19,10 @@ from orchestrator_fakes import NOW, RUN, Network, submission_for
 from muster.api import Lease, NoWork, OrchestratorApi
 from muster.api.routes import Signer
 from muster.api.signing import sign_request
+from muster.orchestrator import loop
 from muster.orchestrator.clock import Backoff, BlockClock
 from muster.orchestrator.db import open_database
 from muster.orchestrator.http.app import create_app
-from muster.orchestrator.loop import (
-    commit_once,
-    follow_once,
-    guard_once,
-    record_once,
-    report_once,
-    settle_once,
-)
 from muster.orchestrator.process import serve_until_stopped
 from muster.orchestrator.services import Services
 from muster.orchestrator.settings import OrchestratorSettings
@@ -125,27 +118,27 @@ class Bench:
         return answer
 
     async def follow(self) -> None:
-        await follow_once(self.services, self.network.chain)
+        await loop.follow_once(self.services, self.network.chain)
 
     async def commit(self) -> bool:
-        done = await commit_once(self.services, self.backoff)
+        done = await loop.commit_once(self.services, self.backoff)
         await self.follow()
         return done
 
     async def record(self) -> None:
-        await record_once(self.services, self.backoff)
+        await loop.record_once(self.services, self.backoff)
         await self.follow()
 
     async def guard(self) -> None:
-        await guard_once(self.services, self.backoff)
+        await loop.guard_once(self.services, self.backoff)
         await self.follow()
 
     async def report(self) -> None:
-        await report_once(self.services, self.backoff)
+        await loop.report_once(self.services, self.backoff)
         await self.follow()
 
     async def settle(self) -> None:
-        await settle_once(self.services, self.backoff)
+        await loop.settle_once(self.services, self.backoff)
         await self.follow()
 
     async def upload(

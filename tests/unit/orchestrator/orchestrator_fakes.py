@@ -29,6 +29,7 @@ from muster.chain.abi import CONTRACTS
 from muster.chain.deployment import Deployment
 from muster.chain.structs import CommittedWork, SlashSubject
 from muster.chain.view_parts import split_signatures
+from muster.protocol import recipe
 from muster.protocol.eip712 import Domain, address_of, digest, recover, sign
 from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.errors import ContractRevert
@@ -36,13 +37,6 @@ from muster.protocol.ids import Address, Hash32, RunId, Step
 from muster.protocol.jury import Ruling, summons_of
 from muster.protocol.merkle import verify_batch_proof
 from muster.protocol.messages import OutcomeRecord, Outcomes, Reason, Submission, Ticket, Verdict
-from muster.protocol.recipe import (
-    BreakerRecipe,
-    HardwareRecipe,
-    Recipe,
-    SamplingRecipe,
-    TrainingRecipe,
-)
 from muster.tasks.toys import make_sort
 
 RUN = RunId(1)
@@ -452,21 +446,22 @@ class Network:
     def __init__(
         self,
         *,
-        training: TrainingRecipe | None = None,
-        hardware: HardwareRecipe | None = None,
-        breaker: BreakerRecipe | None = None,
+        training: recipe.TrainingRecipe | None = None,
+        hardware: recipe.HardwareRecipe | None = None,
+        breaker: recipe.BreakerRecipe | None = None,
         keys: Keys | None = None,
     ) -> None:
         self.keys = keys or Keys()
-        self.recipe = Recipe(
+        self.recipe = recipe.Recipe(
             name="a run",
-            sampling=SamplingRecipe(
+            sampling=recipe.SamplingRecipe(
                 problems_per_submission=2, samples_per_problem=2, temperature=1.0, max_new_tokens=8
             ),
-            training=training or TrainingRecipe(steps=3, submissions_per_step=2, max_async_level=1),
-            hardware=hardware or HardwareRecipe(),
+            training=training
+            or recipe.TrainingRecipe(steps=3, submissions_per_step=2, max_async_level=1),
+            hardware=hardware or recipe.HardwareRecipe(),
             # There are three workers: only tests of the breaker trip it.
-            breaker=breaker or BreakerRecipe(min_workers=4),
+            breaker=breaker or recipe.BreakerRecipe(min_workers=4),
         )
         calibration, tasks = b"calibration", make_sort(4, seed=0)
         self.documents = {keccak(d): d for d in (self.recipe.to_bytes(), calibration)}

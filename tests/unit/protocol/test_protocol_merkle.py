@@ -3,18 +3,10 @@
 import pytest
 from hypothesis import given, strategies as st
 
+from muster.protocol import merkle
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Hash32
-from muster.protocol.merkle import (
-    batch_proof,
-    batch_root,
-    hash_pair,
-    merkle_proof,
-    merkle_root,
-    verify_batch_proof,
-    verify_merkle_proof,
-)
 
 leaf_lists = st.lists(
     st.binary(min_size=32, max_size=32).map(Hash32), min_size=1, max_size=40, unique=True
@@ -23,46 +15,48 @@ leaf_lists = st.lists(
 
 def test_root_of_one_leaf_is_the_leaf() -> None:
     leaf = keccak(b"a")
-    assert merkle_root([leaf]) == leaf
+    assert merkle.merkle_root([leaf]) == leaf
 
 
 def test_root_of_three_promotes_the_last() -> None:
     a, b, c = (keccak(x) for x in (b"a", b"b", b"c"))
-    assert merkle_root([a, b, c]) == hash_pair(hash_pair(a, b), c)
+    assert merkle.merkle_root([a, b, c]) == merkle.hash_pair(merkle.hash_pair(a, b), c)
 
 
 @given(leaf_lists, st.data())
 def test_proof_verifies_for_each_leaf(leaves: list[Hash32], data: st.DataObject) -> None:
     position = data.draw(st.integers(0, len(leaves) - 1))
-    proof = merkle_proof(leaves, position)
-    assert verify_merkle_proof(leaves[position], proof, merkle_root(leaves))
+    proof = merkle.merkle_proof(leaves, position)
+    assert merkle.verify_merkle_proof(leaves[position], proof, merkle.merkle_root(leaves))
 
 
 @given(leaf_lists, st.data())
 def test_proof_fails_for_a_changed_leaf(leaves: list[Hash32], data: st.DataObject) -> None:
     position = data.draw(st.integers(0, len(leaves) - 1))
-    proof = merkle_proof(leaves, position)
-    assert not verify_merkle_proof(keccak(leaves[position]), proof, merkle_root(leaves))
+    proof = merkle.merkle_proof(leaves, position)
+    assert not merkle.verify_merkle_proof(
+        keccak(leaves[position]), proof, merkle.merkle_root(leaves)
+    )
 
 
 @given(leaf_lists, st.data())
 def test_proof_fails_when_a_sibling_changes(leaves: list[Hash32], data: st.DataObject) -> None:
-    proof = merkle_proof(leaves, 0)
+    proof = merkle.merkle_proof(leaves, 0)
     if proof:
         i = data.draw(st.integers(0, len(proof) - 1))
         proof[i] = keccak(proof[i])
-        assert not verify_merkle_proof(leaves[0], proof, merkle_root(leaves))
+        assert not merkle.verify_merkle_proof(leaves[0], proof, merkle.merkle_root(leaves))
 
 
 def test_root_refuses_no_leaves() -> None:
     with pytest.raises(EncodingError, match="at least one"):
-        merkle_root([])
+        merkle.merkle_root([])
 
 
 @pytest.mark.parametrize("position", [-1, 2])
 def test_proof_refuses_a_position_outside(position: int) -> None:
     with pytest.raises(EncodingError, match="no leaf"):
-        merkle_proof([keccak(b"a"), keccak(b"b")], position)
+        merkle.merkle_proof([keccak(b"a"), keccak(b"b")], position)
 
 
 # The tree over a batch's submissions
@@ -70,9 +64,9 @@ def test_proof_refuses_a_position_outside(position: int) -> None:
 
 def test_a_batchs_root_of_one_leaf_is_the_leaf_and_of_three_hashes_in_order() -> None:
     a, b, c = (keccak(x) for x in (b"a", b"b", b"c"))
-    assert batch_root([a]) == a
-    assert batch_root([a, b, c]) == keccak(keccak(a + b) + c)
-    assert batch_root([b, a, c]) != batch_root([a, b, c])
+    assert merkle.batch_root([a]) == a
+    assert merkle.batch_root([a, b, c]) == keccak(keccak(a + b) + c)
+    assert merkle.batch_root([b, a, c]) != merkle.batch_root([a, b, c])
 
 
 @given(leaf_lists, st.data())
@@ -80,11 +74,11 @@ def test_a_batch_proof_verifies_at_its_own_position_only(
     leaves: list[Hash32], data: st.DataObject
 ) -> None:
     position = data.draw(st.integers(0, len(leaves) - 1))
-    root, proof = batch_root(leaves), batch_proof(leaves, position)
+    root, proof = merkle.batch_root(leaves), merkle.batch_proof(leaves, position)
     held = [
         place
         for place in range(-1, len(leaves) + 1)
-        if verify_batch_proof(root, len(leaves), place, leaves[position], proof)
+        if merkle.verify_batch_proof(root, len(leaves), place, leaves[position], proof)
     ]
     assert held == [position]
 
@@ -94,12 +88,12 @@ def test_a_batch_proof_fails_when_anything_changes(
     leaves: list[Hash32], data: st.DataObject
 ) -> None:
     position = data.draw(st.integers(0, len(leaves) - 1))
-    root, proof = batch_root(leaves), batch_proof(leaves, position)
+    root, proof = merkle.batch_root(leaves), merkle.batch_proof(leaves, position)
     leaf = leaves[position]
-    assert not verify_batch_proof(root, len(leaves), position, keccak(leaf), proof)
-    assert not verify_batch_proof(root, len(leaves), position, leaf, [*proof, leaf])
+    assert not merkle.verify_batch_proof(root, len(leaves), position, keccak(leaf), proof)
+    assert not merkle.verify_batch_proof(root, len(leaves), position, leaf, [*proof, leaf])
     if proof:
-        assert not verify_batch_proof(root, len(leaves), position, leaf, proof[:-1])
+        assert not merkle.verify_batch_proof(root, len(leaves), position, leaf, proof[:-1])
         i = data.draw(st.integers(0, len(proof) - 1))
         changed = [*proof[:i], keccak(proof[i]), *proof[i + 1 :]]
-        assert not verify_batch_proof(root, len(leaves), position, leaf, changed)
+        assert not merkle.verify_batch_proof(root, len(leaves), position, leaf, changed)

@@ -6,48 +6,34 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, strategies as st
 
-from muster.lab.redteam.hostile.bad_files import (
-    CHUNK_TOKENS,
-    LIMIT,
-    ROWS,
-    TOPK,
-    bad_files,
-    odd_files,
-)
-from muster.protocol import parquet, rollouts as module
+from muster.lab.redteam.hostile import bad_files
+from muster.protocol import parquet, rollouts, rollouts as module
 from muster.protocol.errors import EncodingError
 from muster.protocol.parquet import measure
 from muster.protocol.recipe import ProofRecipe, Recipe, SamplingRecipe, TrainingRecipe
-from muster.protocol.rollouts import (
-    Bounds,
-    Rollout,
-    decode_rollouts,
-    encode_rollouts,
-    require_bounds,
-)
 
 RECIPE = Recipe(
     name="bad files",
     sampling=SamplingRecipe(
-        problems_per_submission=ROWS // 2,
+        problems_per_submission=bad_files.ROWS // 2,
         samples_per_problem=2,
         temperature=1.0,
-        max_new_tokens=LIMIT,
+        max_new_tokens=bad_files.LIMIT,
     ),
-    proof=ProofRecipe(chunk_tokens=CHUNK_TOKENS, topk=TOPK),
+    proof=ProofRecipe(chunk_tokens=bad_files.CHUNK_TOKENS, topk=bad_files.TOPK),
     training=TrainingRecipe(submissions_per_step=1),
 )
-BOUNDS = Bounds.of(RECIPE, prompt_tokens=1024)
-BAD = bad_files(200_000)
+BOUNDS = rollouts.Bounds.of(RECIPE, prompt_tokens=1024)
+BAD = bad_files.bad_files(200_000)
 LYING = "headers that all state fewer values"
 """A file in which all that can be checked without decoding is in order."""
-ROW = Rollout("p", 0, 0, 7, -1, 3, (1, 2), (3, 4), b"proof", 1.0)
-FILE = encode_rollouts([ROW, ROW])
+ROW = rollouts.Rollout("p", 0, 0, 7, -1, 3, (1, 2), (3, 4), b"proof", 1.0)
+FILE = rollouts.encode_rollouts([ROW, ROW])
 
 
 def test_the_bounds_of_a_recipe_have_room_for_twice_its_lengths() -> None:
-    assert Bounds(8, 1024, 1280, 40 * 258) == BOUNDS
-    assert Bounds.of(RECIPE).prompt_tokens == module.MAX_UNCOMPRESSED_BYTES
+    assert rollouts.Bounds(8, 1024, 1280, 40 * 258) == BOUNDS
+    assert rollouts.Bounds.of(RECIPE).prompt_tokens == module.MAX_UNCOMPRESSED_BYTES
 
 
 @pytest.mark.parametrize("name", sorted(BAD.keys() - {LYING}))
@@ -57,20 +43,20 @@ def test_a_file_beyond_the_recipe_is_refused_before_it_is_decoded(
     decoded: list[object] = []
     monkeypatch.setattr(pq, "ParquetFile", lambda data, **_: decoded.append(data))
     with pytest.raises(EncodingError):
-        decode_rollouts(BAD[name], BOUNDS)
+        rollouts.decode_rollouts(BAD[name], BOUNDS)
     assert decoded == []
 
 
 def test_a_file_whose_headers_all_lie_is_refused_when_it_is_decoded() -> None:
-    require_bounds(BAD[LYING], BOUNDS)
+    rollouts.require_bounds(BAD[LYING], BOUNDS)
     with pytest.raises(EncodingError):
-        decode_rollouts(BAD[LYING], BOUNDS)
+        rollouts.decode_rollouts(BAD[LYING], BOUNDS)
 
 
-@pytest.mark.parametrize("name", odd_files())
+@pytest.mark.parametrize("name", bad_files.odd_files())
 def test_honest_rows_are_read_however_they_are_written(name: str) -> None:
-    rows = decode_rollouts(odd_files()[name], BOUNDS)
-    assert [len(row.completion_tokens) for row in rows] == [LIMIT] * ROWS
+    rows = rollouts.decode_rollouts(bad_files.odd_files()[name], BOUNDS)
+    assert [len(row.completion_tokens) for row in rows] == [bad_files.LIMIT] * bad_files.ROWS
 
 
 def test_values_and_bytes_of_an_honest_file_are_found() -> None:
@@ -91,7 +77,7 @@ def test_a_dictionary_of_fewer_values_than_it_states_is_refused() -> None:
 def test_a_file_of_more_bytes_than_any_may_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_UNCOMPRESSED_BYTES", 100)
     with pytest.raises(EncodingError, match="file decodes to"):
-        decode_rollouts(FILE)
+        rollouts.decode_rollouts(FILE)
 
 
 def _with_footer(footer: bytes) -> bytes:

@@ -9,23 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, strategies as st
 
-from muster.protocol import rollouts as module
+from muster.protocol import rollouts, rollouts as module
 from muster.protocol.errors import EncodingError
-from muster.protocol.rollouts import (
-    SCHEMA,
-    SCHEMA_WITH_REPLIES,
-    Bounds,
-    Rollout,
-    Spans,
-    count_units,
-    decode_rollouts,
-    encode_rollouts,
-    sampled_places,
-)
 
 int31 = st.integers(0, 2**31 - 1)
 rows = st.builds(
-    Rollout,
+    rollouts.Rollout,
     problem_id=st.text(max_size=10),
     group=int31,
     sample=int31,
@@ -37,17 +26,17 @@ rows = st.builds(
     proofs=st.binary(max_size=40),
     task_reward=st.floats(0, 1),
 )
-ROW = Rollout("p", 0, 0, 7, -1, 3, (1, 2), (3, 4), b"proof", 1.0)
-FILE = encode_rollouts([ROW, replace(ROW, sample=1)])
+ROW = rollouts.Rollout("p", 0, 0, 7, -1, 3, (1, 2), (3, 4), b"proof", 1.0)
+FILE = rollouts.encode_rollouts([ROW, replace(ROW, sample=1)])
 
 
 @given(st.lists(rows, min_size=1, max_size=6))
-def test_file_survives_a_round_trip(expected: list[Rollout]) -> None:
-    assert decode_rollouts(encode_rollouts(expected)) == expected
+def test_file_survives_a_round_trip(expected: list[rollouts.Rollout]) -> None:
+    assert rollouts.decode_rollouts(rollouts.encode_rollouts(expected)) == expected
 
 
 @st.composite
-def dialogues(draw: st.DrawFn) -> Rollout:
+def dialogues(draw: st.DrawFn) -> rollouts.Rollout:
     row = draw(rows)
     tokens = draw(st.lists(int31, min_size=2, max_size=40))
     places = sorted(draw(st.sets(st.integers(1, len(tokens) - 1), max_size=8)))
@@ -56,21 +45,21 @@ def dialogues(draw: st.DrawFn) -> Rollout:
 
 
 @given(st.lists(dialogues(), min_size=1, max_size=6))
-def test_replies_survive_a_round_trip(expected: list[Rollout]) -> None:
-    data = encode_rollouts(expected)
-    assert decode_rollouts(data) == expected
+def test_replies_survive_a_round_trip(expected: list[rollouts.Rollout]) -> None:
+    data = rollouts.encode_rollouts(expected)
+    assert rollouts.decode_rollouts(data) == expected
     has_column = "replies" in pq.ParquetFile(pa.BufferReader(data)).schema_arrow.names
     assert has_column == any(row.replies for row in expected)
 
 
 @given(dialogues())
-def test_sampled_places_are_those_outside_the_replies(row: Rollout) -> None:
+def test_sampled_places_are_those_outside_the_replies(row: rollouts.Rollout) -> None:
     length = len(row.completion_tokens)
     inside = {place for start, end in row.replies for place in range(start, end)}
-    places = sampled_places(length, row.replies)
+    places = rollouts.sampled_places(length, row.replies)
     assert places == [place for place in range(length) if place not in inside]
     assert row.sampled == len(places)
-    assert count_units([row, row], 5) == 2 * min(5, len(places))
+    assert rollouts.count_units([row, row], 5) == 2 * min(5, len(places))
 
 
 SIX = replace(ROW, completion_tokens=(1, 2, 3, 4, 5, 6))
@@ -79,26 +68,28 @@ SIX = replace(ROW, completion_tokens=(1, 2, 3, 4, 5, 6))
 @pytest.mark.parametrize(
     "replies", [((0, 2),), ((2, 6),), ((2, 2),), ((3, 2),), ((1, 3), (3, 5)), ((1, 9),), ((-1, 2),)]
 )
-def test_replies_outside_their_completion_are_refused(replies: Spans) -> None:
-    assert decode_rollouts(encode_rollouts([replace(SIX, replies=((1, 3), (4, 5)))]))
+def test_replies_outside_their_completion_are_refused(replies: rollouts.Spans) -> None:
+    assert rollouts.decode_rollouts(
+        rollouts.encode_rollouts([replace(SIX, replies=((1, 3), (4, 5)))])
+    )
     with pytest.raises(EncodingError, match="not within its completion"):
-        decode_rollouts(encode_rollouts([replace(SIX, replies=replies)]))
+        rollouts.decode_rollouts(rollouts.encode_rollouts([replace(SIX, replies=replies)]))
 
 
 @pytest.mark.parametrize(("places", "message"), [([], "no reply"), ([1, 2, 4], "not within")])
 def test_a_column_of_no_or_half_a_reply_is_refused(places: list[int], message: str) -> None:
-    values = {name: getattr(SIX, name) for name in SCHEMA.names} | {"replies": places}
-    table = pa.Table.from_pylist([values], schema=SCHEMA_WITH_REPLIES)
+    values = {name: getattr(SIX, name) for name in rollouts.SCHEMA.names} | {"replies": places}
+    table = pa.Table.from_pylist([values], schema=rollouts.SCHEMA_WITH_REPLIES)
     buffer = io.BytesIO()
     pq.write_table(table, buffer)
     with pytest.raises(EncodingError, match=message):
-        decode_rollouts(buffer.getvalue())
+        rollouts.decode_rollouts(buffer.getvalue())
 
 
 @given(st.binary(max_size=300))
 def test_decoding_is_total_over_bytes(data: bytes) -> None:
     with pytest.raises(EncodingError):
-        decode_rollouts(data)
+        rollouts.decode_rollouts(data)
 
 
 @pytest.mark.parametrize(
@@ -118,44 +109,46 @@ def test_decoding_is_total_over_bytes(data: bytes) -> None:
 )
 def test_a_row_out_of_range_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(EncodingError, match=message):
-        decode_rollouts(encode_rollouts([replace(ROW, **change)]))
+        rollouts.decode_rollouts(rollouts.encode_rollouts([replace(ROW, **change)]))
 
 
 def test_more_rows_than_allowed_are_refused() -> None:
     with pytest.raises(EncodingError, match="2 rows, allowed are 1 to 1"):
-        decode_rollouts(FILE, Bounds(rows=1))
+        rollouts.decode_rollouts(FILE, rollouts.Bounds(rows=1))
 
 
 def test_no_rows_are_refused() -> None:
     with pytest.raises(EncodingError, match="0 rows"):
-        decode_rollouts(encode_rollouts([]))
+        rollouts.decode_rollouts(rollouts.encode_rollouts([]))
 
 
 def test_another_column_order_is_refused() -> None:
-    table = pa.Table.from_pylist([{n: getattr(ROW, n) for n in SCHEMA.names}], schema=SCHEMA)
+    table = pa.Table.from_pylist(
+        [{n: getattr(ROW, n) for n in rollouts.SCHEMA.names}], schema=rollouts.SCHEMA
+    )
     with pytest.raises(EncodingError, match="schema"):
-        decode_rollouts(_parquet(table.select(list(reversed(SCHEMA.names)))))
+        rollouts.decode_rollouts(_parquet(table.select(list(reversed(rollouts.SCHEMA.names)))))
 
 
 def test_nulls_are_refused() -> None:
-    nullable = pa.schema([field.with_nullable(True) for field in SCHEMA])
-    row = {n: getattr(ROW, n) for n in SCHEMA.names} | {"task_reward": None}
+    nullable = pa.schema([field.with_nullable(True) for field in rollouts.SCHEMA])
+    row = {n: getattr(ROW, n) for n in rollouts.SCHEMA.names} | {"task_reward": None}
     with pytest.raises(EncodingError):
-        decode_rollouts(_parquet(pa.Table.from_pylist([row], schema=nullable)))
+        rollouts.decode_rollouts(_parquet(pa.Table.from_pylist([row], schema=nullable)))
 
 
 def test_an_oversized_file_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_FILE_BYTES", 10)
     with pytest.raises(EncodingError, match="exceeds the limit of 10"):
-        decode_rollouts(FILE)
+        rollouts.decode_rollouts(FILE)
 
 
 def test_a_zip_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    bomb = encode_rollouts([replace(ROW, proofs=bytes(4_000_000))])
+    bomb = rollouts.encode_rollouts([replace(ROW, proofs=bytes(4_000_000))])
     assert len(bomb) < 20_000
     monkeypatch.setattr(module, "MAX_UNCOMPRESSED_BYTES", 1_000_000)
     with pytest.raises(EncodingError, match="decodes to"):
-        decode_rollouts(bomb)
+        rollouts.decode_rollouts(bomb)
 
 
 def _parquet(table: pa.Table) -> bytes:

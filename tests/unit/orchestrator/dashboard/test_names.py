@@ -10,17 +10,7 @@ import pytest
 from dashboard_stage import History, store
 from orchestrator_fakes import FRAUD, RUN, Network, escrow_of, slash_of
 
-from muster.chain import (
-    BatchView,
-    ChainView,
-    NameIndex,
-    NothingNamed,
-    Offence,
-    find_named,
-    find_outcome,
-    find_worker,
-    is_named,
-)
+from muster import chain
 from muster.chain.structs import SlashSubject
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ConfigError
@@ -56,7 +46,7 @@ def history() -> History:
     return history
 
 
-def _file(batch: BatchView, position: int) -> Hash32:
+def _file(batch: chain.BatchView, position: int) -> Hash32:
     assert batch.records is not None
     return batch.records[position].file_hash
 
@@ -143,10 +133,10 @@ def test_the_command_line_finds_what_is_named_or_says_why_not(history: History) 
         assert "\n" not in said
 
 
-def _answer(view: ChainView, text: str) -> tuple[str, str | None]:
+def _answer(view: chain.ChainView, text: str) -> tuple[str, str | None]:
     """Return the outcome found, or the error with its hint."""
     try:
-        return str(find_outcome(view, text)), None
+        return str(chain.find_outcome(view, text)), None
     except ConfigError as error:
         return str(error), error.hint or ""
 
@@ -171,43 +161,43 @@ def test_a_worker_is_found_by_whatever_is_of_one_worker_only(history: History) -
     record = (batch.records or ())[3]
     maker = view.worker_by_id[record.worker_id]
     for text in (maker.address, maker.node, maker.address[:9], "2:3", _file(batch, 3).hex()):
-        assert find_worker(view, text) is maker
-    assert find_worker(view, paid.tx_hash).address == paid.worker
-    assert find_worker(view, slash.tx_hash).address == slash.owner
+        assert chain.find_worker(view, text) is maker
+    assert chain.find_worker(view, paid.tx_hash).address == paid.worker
+    assert chain.find_worker(view, slash.tx_hash).address == slash.owner
     with pytest.raises(ConfigError, match=r"batch 1/2 is of \d workers: 0x"):
-        find_worker(view, f"{batch.run_id}/2")
+        chain.find_worker(view, f"{batch.run_id}/2")
     newest = view.batches[len(view.batches)]
     with pytest.raises(ConfigError, match="is of no worker"):
-        find_worker(view, f"{newest.batch_id}:0")
-    with pytest.raises(NothingNamed, match="neither a worker nor"):
-        find_worker(view, NOBODY)
+        chain.find_worker(view, f"{newest.batch_id}:0")
+    with pytest.raises(chain.NothingNamed, match="neither a worker nor"):
+        chain.find_worker(view, NOBODY)
 
 
 def test_a_slot_is_a_workers(history: History) -> None:
     view = history.network.view
     record = (view.batches[2].records or ())[3]
     maker: Address = view.worker_by_id[record.worker_id].address
-    assert str(find_outcome(view, f"{maker}/{record.step}:{record.index}")) == "2:3"
-    with pytest.raises(NothingNamed, match="no outcome of step 4000000, index"):
-        find_outcome(view, f"{maker}/4000000:{record.index}")
+    assert str(chain.find_outcome(view, f"{maker}/{record.step}:{record.index}")) == "2:3"
+    with pytest.raises(chain.NothingNamed, match="no outcome of step 4000000, index"):
+        chain.find_outcome(view, f"{maker}/4000000:{record.index}")
 
 
 def test_many_candidates_are_cut_to_five(history: History) -> None:
     view = history.network.view
     received = [Hash32(bytes.fromhex("fedcba") + bytes([n] * 29)) for n in range(7)]
     with pytest.raises(ConfigError, match="and 2 more") as caught:
-        find_named(view, "fedcba", received=received)
+        chain.find_named(view, "fedcba", received=received)
     assert str(caught.value).count("received, not on chain") == 5
 
 
 def test_a_bundle_alone_is_named_by_its_place_or_its_file() -> None:
     file = Hash32(bytes(range(32)))
     for text in ("12:3", "012:3", "4/12:3", "0x000102", file.hex()):
-        assert is_named(text, (12, 3), file)
+        assert chain.is_named(text, (12, 3), file)
     for text in ("12:4", "0x000103", file.hex()[:-1] + "0"):
-        assert not is_named(text, (12, 3), file)
-    with pytest.raises(NothingNamed, match="too short"):
-        is_named("0x0001", (12, 3), file)
+        assert not chain.is_named(text, (12, 3), file)
+    with pytest.raises(chain.NothingNamed, match="too short"):
+        chain.is_named("0x0001", (12, 3), file)
 
 
 class Unread(dict[Any, Any]):
@@ -245,7 +235,7 @@ async def test_a_search_reads_no_table_from_end_to_end(
 
 def test_an_index_finds_what_reading_everything_finds() -> None:
     network, seen = Network(), set[str]()
-    index, kinds = NameIndex(network.view), set[str]()
+    index, kinds = chain.NameIndex(network.view), set[str]()
     for _ in _stages(network):
         seen |= set(_names(network.view))
         for name in sorted(seen):
@@ -269,7 +259,7 @@ def _stages(network: Network) -> Iterator[None]:
     yield
     case = network.open_case(1, 0, FRAUD)
     committed = network.view.block_number or 0
-    subject = SlashSubject(RUN, worker.address, Offence.FRAUD, 1, 1, 0)
+    subject = SlashSubject(RUN, worker.address, chain.Offence.FRAUD, 1, 1, 0)
     network.apply("StakeVault", "Slashed", **slash_of(subject, 5))
     yield
     network.close_case(case, FRAUD)
@@ -304,7 +294,7 @@ def _stages(network: Network) -> Iterator[None]:
     yield
 
 
-def _names(view: ChainView) -> Iterator[str]:
+def _names(view: chain.ChainView) -> Iterator[str]:
     """Yield the full names of everything."""
     for batch in view.batches.values():
         yield from filter(None, (batch.tx_hash, batch.posted_tx))
@@ -325,9 +315,9 @@ def _names(view: ChainView) -> Iterator[str]:
         yield from (run.created_tx, *(each.tx_hash for each in run.checkpoints.values()))
 
 
-def _said(view: ChainView, text: str, index: NameIndex | None = None) -> str:
+def _said(view: chain.ChainView, text: str, index: chain.NameIndex | None = None) -> str:
     try:
-        named = find_named(view, text, index=index)
+        named = chain.find_named(view, text, index=index)
     except ConfigError as error:
         return str(error)
     return f"{named}: {[*map(str, named.places)]}, {named.worker}"

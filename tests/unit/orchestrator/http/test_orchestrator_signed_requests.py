@@ -14,21 +14,12 @@ import pytest
 from orchestrator_bench import Bench
 from orchestrator_fakes import RUN
 
-from muster.api.signing import (
-    ADDRESS_HEADER,
-    BODY_HASH_HEADER,
-    ISSUED_AT_HEADER,
-    NONCE_HEADER,
-    NONCE_LIFE_S,
-    REQUEST_FUTURE_S,
-    REQUEST_VALIDITY_S,
-    SIGNATURE_HEADER,
-)
+from muster.api import signing
 from muster.orchestrator.db.query import plain
 from muster.protocol.eip712 import Domain, address_of
 from muster.protocol.ids import Hash32
 
-V, F = REQUEST_VALIDITY_S, REQUEST_FUTURE_S
+V, F = signing.REQUEST_VALIDITY_S, signing.REQUEST_FUTURE_S
 N = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 """The order of secp256k1."""
 OK = (200, "")
@@ -66,10 +57,10 @@ def resigned(change: Callable[[int, int, int], tuple[int, int, int]]) -> Change:
     """Change r, s and v of the signature."""
 
     def changed(headers: Headers) -> Headers:
-        raw = bytes.fromhex(headers[SIGNATURE_HEADER][2:])
+        raw = bytes.fromhex(headers[signing.SIGNATURE_HEADER][2:])
         r, s, v = change(int.from_bytes(raw[:32]), int.from_bytes(raw[32:64]), raw[64])
         text = "0x" + (r.to_bytes(32) + s.to_bytes(32) + bytes([v])).hex()
-        return headers | {SIGNATURE_HEADER: text}
+        return headers | {signing.SIGNATURE_HEADER: text}
 
     return changed
 
@@ -93,7 +84,7 @@ TABLE: dict[str, Row] = {
     "replayed a second before its end": Row(REUSED, replayed_s=V - 1),
     "replayed at its end": Row(REUSED, replayed_s=V),
     "replayed a second after its end": Row(EXPIRED, replayed_s=V + 1),
-    "replayed once its nonce is forgotten": Row(EXPIRED, replayed_s=NONCE_LIFE_S + 1),
+    "replayed once its nonce is forgotten": Row(EXPIRED, replayed_s=signing.NONCE_LIFE_S + 1),
     "from ahead, replayed at the end of its life": Row(REUSED, age_s=-F, replayed_s=V),
     "from ahead, replayed a second later": Row(EXPIRED, age_s=-F, replayed_s=V + 1),
     # Signed for something else.
@@ -105,27 +96,27 @@ TABLE: dict[str, Row] = {
     "for another network": Row(BAD, {"chain_id": 1}),
     "for another ledger": Row(BAD, {"ledger": address_of(b"\x02" * 32)}),
     "for another orchestrator": Row(BAD, {"audience": address_of(b"\x03" * 32)}),
-    "by somebody else": Row(BAD, {"key": os.urandom(32)}, with_(ADDRESS_HEADER, "node")),
+    "by somebody else": Row(BAD, {"key": os.urandom(32)}, with_(signing.ADDRESS_HEADER, "node")),
     "by a stranger": Row((403, "worker_not_active"), {"key": os.urandom(32)}),
     # Headers.
-    "without an address": Row(UNSIGNED, change=without(ADDRESS_HEADER)),
-    "without a nonce": Row(UNSIGNED, change=without(NONCE_HEADER)),
-    "without a time": Row(UNSIGNED, change=without(ISSUED_AT_HEADER)),
-    "without a body hash": Row(UNSIGNED, change=without(BODY_HASH_HEADER)),
-    "without a signature": Row(UNSIGNED, change=without(SIGNATURE_HEADER)),
-    "with a short address": Row(MALFORMED, change=with_(ADDRESS_HEADER, "0x12")),
-    "with a short nonce": Row(MALFORMED, change=with_(NONCE_HEADER, "0x12")),
-    "with a short body hash": Row(MALFORMED, change=with_(BODY_HASH_HEADER, "0x12")),
-    "with another body hash": Row(BAD, change=with_(BODY_HASH_HEADER, "0x" + "45" * 32)),
-    "with another nonce": Row(BAD, change=with_(NONCE_HEADER, "0x" + "45" * 32)),
-    "with a time in words": Row(MALFORMED, change=with_(ISSUED_AT_HEADER, "now")),
-    "with a negative time": Row(MALFORMED, change=with_(ISSUED_AT_HEADER, "-1")),
-    "with a fraction of a time": Row(MALFORMED, change=with_(ISSUED_AT_HEADER, "1.5")),
-    "with an endless time": Row(MALFORMED, change=with_(ISSUED_AT_HEADER, "9" * 400)),
-    "with an empty time": Row(MALFORMED, change=with_(ISSUED_AT_HEADER, "")),
-    "with a later time": Row(BAD, change=with_(ISSUED_AT_HEADER, "1700000001")),
-    "with a short signature": Row(MALFORMED, change=with_(SIGNATURE_HEADER, "0x12")),
-    "with a signature in words": Row(MALFORMED, change=with_(SIGNATURE_HEADER, "yes")),
+    "without an address": Row(UNSIGNED, change=without(signing.ADDRESS_HEADER)),
+    "without a nonce": Row(UNSIGNED, change=without(signing.NONCE_HEADER)),
+    "without a time": Row(UNSIGNED, change=without(signing.ISSUED_AT_HEADER)),
+    "without a body hash": Row(UNSIGNED, change=without(signing.BODY_HASH_HEADER)),
+    "without a signature": Row(UNSIGNED, change=without(signing.SIGNATURE_HEADER)),
+    "with a short address": Row(MALFORMED, change=with_(signing.ADDRESS_HEADER, "0x12")),
+    "with a short nonce": Row(MALFORMED, change=with_(signing.NONCE_HEADER, "0x12")),
+    "with a short body hash": Row(MALFORMED, change=with_(signing.BODY_HASH_HEADER, "0x12")),
+    "with another body hash": Row(BAD, change=with_(signing.BODY_HASH_HEADER, "0x" + "45" * 32)),
+    "with another nonce": Row(BAD, change=with_(signing.NONCE_HEADER, "0x" + "45" * 32)),
+    "with a time in words": Row(MALFORMED, change=with_(signing.ISSUED_AT_HEADER, "now")),
+    "with a negative time": Row(MALFORMED, change=with_(signing.ISSUED_AT_HEADER, "-1")),
+    "with a fraction of a time": Row(MALFORMED, change=with_(signing.ISSUED_AT_HEADER, "1.5")),
+    "with an endless time": Row(MALFORMED, change=with_(signing.ISSUED_AT_HEADER, "9" * 400)),
+    "with an empty time": Row(MALFORMED, change=with_(signing.ISSUED_AT_HEADER, "")),
+    "with a later time": Row(BAD, change=with_(signing.ISSUED_AT_HEADER, "1700000001")),
+    "with a short signature": Row(MALFORMED, change=with_(signing.SIGNATURE_HEADER, "0x12")),
+    "with a signature in words": Row(MALFORMED, change=with_(signing.SIGNATURE_HEADER, "yes")),
     # Malleability: the same key, another signature.
     "with the other s": Row(BAD, change=resigned(lambda r, s, v: (r, N - s, 55 - v))),
     "with the other s and the same v": Row(BAD, change=resigned(lambda r, s, v: (r, N - s, v))),
@@ -166,8 +157,8 @@ async def send(bench: Bench, headers: Headers, body: bytes = BODY) -> tuple[int,
 async def test_edge_of_a_signed_request(bench: Bench, edge: str) -> None:
     row, issued_at = TABLE[edge], bench.wall.time
     headers = row.change(signed_by(bench, os.urandom(32), **row.signed))
-    if headers.get(ADDRESS_HEADER) == "node":
-        headers[ADDRESS_HEADER] = address_of(bench.network.keys.nodes[0])
+    if headers.get(signing.ADDRESS_HEADER) == "node":
+        headers[signing.ADDRESS_HEADER] = address_of(bench.network.keys.nodes[0])
     bench.wall.time = issued_at + row.age_s
     first = await send(bench, headers)
     if row.replayed_s is None:
