@@ -2,12 +2,10 @@
 
 import asyncio
 import json
-import logging
 from pathlib import Path
 
 import pytest
 from shardcast_network import (
-    CHUNK_BYTES,
     KEY,
     OTHER_KEY,
     RUN,
@@ -105,20 +103,6 @@ async def test_relay_mirrors_the_truth_from_the_other_upstream(
     )
 
 
-async def test_liar_is_blamed_in_the_log(
-    network: Network, caplog: pytest.LogCaptureFixture
-) -> None:
-    network.publish(0, policy(0))
-    async with (
-        TwistedRelay(network.origin, flip_bit).listening() as lying,
-        network.fetcher(lying) as client,
-    ):
-        with caplog.at_level(logging.WARNING), pytest.raises(PolicyUnavailable):
-            await network.fetch(client, 0)
-    record = next(r for r in caplog.records if r.message == "relay sent wrong bytes")
-    assert vars(record)["relay"] == lying
-
-
 async def test_stale_manifest_is_not_believed(network: Network, origin: str) -> None:
     network.publish(1, policy(1))
     network.publish(2, policy(2))
@@ -147,23 +131,6 @@ async def test_manifest_of_another_version_is_refused_even_with_the_chains_root(
     ):
         with pytest.raises(PolicyUnavailable, match="published as run 1 version 2 says"):
             await network.fetch(client, 2)
-
-
-async def test_swapped_chunks_are_not_believed(network: Network, origin: str) -> None:
-    manifest = network.publish(0, policy(0))
-    first, second = [s.digest.hex() for s in manifest.spans() if s.size == CHUNK_BYTES][:2]
-
-    async def swap(path: str, answer: bytes | None) -> bytes | None:
-        other = {first: second, second: first}.get(path.rsplit("/", 1)[1])
-        if other is None:
-            return answer
-        return (network.origin.folder / "chunks" / other).read_bytes()
-
-    async with (
-        TwistedRelay(network.origin, swap).listening() as lying,
-        network.fetcher(lying, origin) as client,
-    ):
-        assert await network.fetch(client, 0) == policy(0)
 
 
 def manifest_bytes(network: Network, version: int) -> bytes:
@@ -282,26 +249,6 @@ async def test_relay_asks_a_waitless_upstream_no_more_often_than_it_may(network:
         counting.asked.clear()
         await asyncio.sleep(0.5)
     assert len(counting.asked) <= 0.5 / 0.05 + 2
-
-
-async def test_fake_newest_versions_do_not_keep_a_relay_from_the_real_one(network: Network) -> None:
-    network.publish(3, policy(3))
-    boast = answers("versions", json.dumps({"versions": [*range(1000, 1010), 3]}).encode())
-    async with (
-        TwistedRelay(network.origin, boast).listening() as lying,
-        network.relay(lying) as (_, store),
-    ):
-        await until(is_whole(store, 3))
-
-
-async def test_idle_connections_to_a_relay_block_nobody(network: Network, origin: str) -> None:
-    network.publish(0, policy(0))
-    async with network.relay(origin) as (relay, _), network.fetcher(relay) as client:
-        host, port = relay.removeprefix("http://").split(":")
-        held = [await asyncio.open_connection(host, int(port)) for _ in range(30)]
-        assert await network.fetch(client, 0) == policy(0)
-        for _, writer in held:
-            writer.close()
 
 
 async def test_client_with_another_chains_cache_fetches_the_right_files(

@@ -1,7 +1,6 @@
 """Origin, relays and clients on loopback: versions arrive although some are late, slow or dead."""
 
 import asyncio
-import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,17 +24,6 @@ from muster.shardcast.cache import RESERVE_BYTES
 
 DEAD = "http://127.0.0.1:9"
 """Nobody listens on the discard port."""
-
-
-async def test_version_reaches_two_clients_through_a_relay(network: Network, origin: str) -> None:
-    network.publish(0, policy(0))
-    async with (
-        network.relay(origin) as (relay, _),
-        network.fetcher(relay, name="one") as one,
-        network.fetcher(relay, name="two") as two,
-    ):
-        fetched = await asyncio.gather(network.fetch(one, 0), network.fetch(two, 0))
-        assert list(fetched) == [policy(0), policy(0)]
 
 
 async def test_version_passes_through_a_chain_of_relays(network: Network, origin: str) -> None:
@@ -136,14 +124,6 @@ async def test_late_relay_catches_up_with_all_kept_versions(network: Network, or
         await until(is_whole(store, 2))
 
 
-async def test_late_client_gets_an_old_version_too(network: Network, origin: str) -> None:
-    for version in range(3):
-        network.publish(version, policy(version, chunks=1))
-    async with network.relay(origin) as (relay, _), network.fetcher(relay) as client:
-        assert await network.fetch(client, 2) == policy(2, chunks=1)
-        assert await network.fetch(client, 0) == policy(0, chunks=1)
-
-
 async def test_chunk_is_passed_on_while_later_ones_still_arrive(network: Network) -> None:
     manifest = network.publish(0, policy(0))
     first = next(span.digest.hex() for span in manifest.spans() if span.size == CHUNK_BYTES)
@@ -193,24 +173,6 @@ async def test_fetch_succeeds_when_a_relay_breaks_off_in_every_chunk(
     async with breaking.listening() as broken, network.fetcher(broken, origin) as client:
         assert await network.fetch(client, 0) == policy(0)
         assert breaking.chunks_asked > 0
-
-
-async def test_fetch_succeeds_when_a_relay_dies_in_between(network: Network, origin: str) -> None:
-    network.publish(0, policy(0, chunks=40))
-    dying = ShardServer(network.origin)
-    await dying.start()
-
-    async def kill_on_first_chunk(path: str, answer: bytes | None) -> bytes | None:
-        if path.startswith("/v1/chunks/"):
-            await dying.stop()
-        return answer
-
-    async with (
-        TwistedRelay(network.origin, kill_on_first_chunk).listening() as other,
-        network.fetcher(dying.url, other) as client,
-    ):
-        assert await network.fetch(client, 0) == policy(0, chunks=40)
-    await dying.stop()
 
 
 async def test_relay_survives_an_outage_of_its_upstream(network: Network, tmp_path: Path) -> None:
@@ -283,14 +245,6 @@ async def test_relay_with_bounded_disk_refuses_what_is_too_large_and_goes_on(
         assert store.versions(RUN) == [1]
 
 
-async def test_fetch_fails_in_bounded_time_when_all_relays_are_dead(network: Network) -> None:
-    network.publish(0, policy(0))
-    async with network.fetcher(DEAD, "http://127.0.0.1:10", attempts=4) as client:
-        with pytest.raises(PolicyUnavailable, match="run 1 version 0") as failure:
-            await network.fetch(client, 0)
-    assert failure.value.hint
-
-
 async def test_fetch_fails_when_no_relay_ever_gets_the_version(
     network: Network, origin: str
 ) -> None:
@@ -353,32 +307,3 @@ def network_spans(network: Network, version: int) -> set[bytes]:
     manifest = network.origin.manifest(RUN, PolicyVersion(version))
     assert manifest is not None
     return {span.digest for span in manifest.spans()}
-
-
-async def test_relay_that_demands_a_token_serves_who_has_it(network: Network) -> None:
-    network.publish(0, policy(0))
-    async with ShardServer(network.origin, token="secret") as server:
-        async with network.fetcher(server.url, token="secret") as client:
-            assert await network.fetch(client, 0) == policy(0)
-        async with network.fetcher(server.url, name="b", attempts=2) as stranger:
-            with pytest.raises(PolicyUnavailable):
-                await network.fetch(stranger, 0)
-
-
-async def test_large_chunks_go_through_every_buffer(network: Network, origin: str) -> None:
-    files = {"model": os.urandom(5 << 20)}
-    folder = network.folder / "large"
-    folder.mkdir()
-    (folder / "model").write_bytes(files["model"])
-    manifest = network.origin.publish(
-        {"model": folder / "model"},
-        run_id=RUN,
-        version=PolicyVersion(0),
-        stream_from=0,
-        stream_to=0,
-        sign=lambda _root: bytes(65),
-        chunk_bytes=3_500_000,
-    )
-    network.roots[0] = manifest.root()
-    async with network.fetcher(origin) as client:
-        assert await network.fetch(client, 0) == files

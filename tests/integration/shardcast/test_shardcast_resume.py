@@ -81,28 +81,6 @@ async def test_killed_fetch_keeps_its_verified_chunks(network: Network) -> None:
     assert counting.chunks_asked == 12 - 6
 
 
-async def test_cancelled_fetch_is_resumed(network: Network) -> None:
-    network.publish(0, policy(0))
-    stalled = asyncio.Event()
-
-    async def stall_after_four(path: str, answer: bytes | None) -> bytes | None:
-        if path.startswith("/v1/chunks/") and slow.chunks_asked > 4:
-            stalled.set()
-            await asyncio.sleep(3600)
-        return answer
-
-    slow = TwistedRelay(network.origin, stall_after_four)
-    async with slow.listening() as relay, network.fetcher(relay, parallel=1) as client:
-        fetching = asyncio.create_task(network.fetch(client, 0))
-        await stalled.wait()
-        fetching.cancel()
-        await asyncio.gather(fetching, return_exceptions=True)
-    counting = TwistedRelay(network.origin, honest)
-    async with counting.listening() as relay, network.fetcher(relay) as client:
-        assert await network.fetch(client, 0) == policy(0)
-    assert counting.chunks_asked == 10 - 4
-
-
 async def test_half_written_chunk_does_not_count(network: Network) -> None:
     network.publish(0, policy(0))
     cutting = TwistedRelay(network.origin, honest)
