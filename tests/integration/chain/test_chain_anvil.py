@@ -1,8 +1,6 @@
 """muster.chain against real contracts on a real Anvil."""
 
 import asyncio
-import contextlib
-import dataclasses
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -33,16 +31,11 @@ from muster.app.anvil import Anvil
 from muster.chain import (
     ZERO_ADDRESS,
     Chain,
-    ChainView,
-    EventReader,
     SlashState,
     WorkerStatus,
-    apply_poll,
-    follow,
     load_deployment,
     save_deployment,
 )
-from muster.chain.reader import LAG_POLLS
 from muster.client.stake import add_stake, consent_of
 from muster.deploy import DeployParameters, deploy_contracts
 from muster.protocol import errors
@@ -129,31 +122,6 @@ async def test_connect_refuses_a_chain_without_the_contracts() -> None:
             errors.WrongChain, match="no code at the recorded address of MusterToken"
         ):
             await Chain.connect(fresh.rpc_url, net.deployment)
-
-
-async def test_connect_says_where_it_looked_without_a_deployment(tmp_path: Path) -> None:
-    async with Anvil() as anvil:
-        with pytest.raises(errors.ConfigError, match=r"31337\.json does not exist"):
-            await Chain.connect(anvil.rpc_url, tmp_path)
-
-
-async def test_view_of_foreign_code_is_refused() -> None:
-    async with network(with_run=False) as net:
-        swapped = dict(net.deployment.contracts)
-        swapped["WorkerRegistry"] = swapped["MusterToken"]
-        wrong = dataclasses.replace(net.deployment, contracts=swapped)
-        async with await Chain.connect(net.anvil.rpc_url, wrong) as chain:
-            with pytest.raises((errors.WrongChain, errors.ContractRevert)):
-                await chain.workers.required_stake()
-
-
-async def test_writing_needs_a_key() -> None:
-    async with (
-        network(with_run=False) as net,
-        await Chain.connect(net.anvil.rpc_url, net.deployment) as chain,
-    ):
-        with pytest.raises(errors.ConfigError, match="needs a key"):
-            await chain.write("MusterToken", "burn", [1])
 
 
 # ---------------------------------------------------------------------- sending
@@ -428,95 +396,6 @@ async def test_run_is_paused_and_its_validators_change(net: Scenario) -> None:
     assert view.contradictions == []
     # A dismissed validator's stake is its own.
     assert view.stake(net.run_id, old).active_wei == PARAMETERS.required_validator_stake
-
-
-# ------------------------------------------------------------------------ reorg
-
-
-def figures(view: ChainView) -> object:
-    """A view's content, in a form that can be compared."""
-    return (view.workers, view.stakes, view.runs, view.batches, view.slashes, view.payments)
-
-
-async def test_reader_rereads_what_a_reorganisation_dropped() -> None:
-    async with network(block_time_s=Anvil.STILL_S) as net:
-        view, reader = ChainView(), EventReader(net.of(OWNER))
-        apply_poll(view, await reader.poll())
-        submission = net.submission(HONEST, 0)
-        await net.commit([submission])
-        apply_poll(view, await reader.poll())
-        assert list(view.batches) == [1]
-        head = await net.of(OWNER).block_number()
-        committed_in = view.batches[1].block_number
-        await net.rpc.call("anvil_reorg", head - committed_in + 1, [])
-        poll = await reader.poll()
-        assert poll.rewound_to is not None
-        assert poll.rewound_to < committed_in
-        apply_poll(view, poll)
-        assert view.batches == {}
-        assert figures(view) == figures(await net.view())
-
-
-async def test_reader_follows_a_chain_that_got_shorter() -> None:
-    async with network(block_time_s=Anvil.STILL_S) as net:
-        view, reader = ChainView(), EventReader(net.of(OWNER))
-        snapshot = await net.rpc.call("evm_snapshot")
-        await play(net)
-        apply_poll(view, await reader.poll())
-        assert len(view.batches) == 2
-        await net.rpc.call("evm_revert", snapshot)
-        for _ in range(LAG_POLLS):
-            # It might be an endpoint that merely lags.
-            with pytest.raises(errors.ChainInconsistent):
-                await reader.poll()
-        apply_poll(view, await reader.poll())
-        assert view.batches == {}
-        submission = net.submission(HONEST, 5)
-        await net.commit([submission])
-        apply_poll(view, await reader.poll())
-        assert figures(view) == figures(await net.view())
-
-
-async def test_reader_goes_on_where_a_view_ends(net: Scenario) -> None:
-    view = await net.view()
-    await play(net)
-    poll = await EventReader(net.of(OWNER), known=view.recent_blocks()).poll()
-    assert poll.rewound_to is None
-    apply_poll(view, poll)
-    assert figures(view) == figures(await net.view())
-
-
-async def test_follow_lives_through_an_outage(tmp_path: Path) -> None:
-    state = tmp_path / "state.json"
-    changes = asyncio.Queue[int](maxsize=100)
-    view = ChainView()
-
-    async def on_change(events: list[object]) -> None:
-        await changes.put(len(events))
-
-    async with Anvil(state=state) as anvil:
-        deployment = await deploy_contracts(anvil.rpc_url, OWNER.key, PARAMETERS)
-        port = int(anvil.rpc_url.rpartition(":")[2])
-        async with await Chain.connect(anvil.rpc_url, deployment, key=OWNER.key) as chain:
-            await stake_one(chain)
-    async with Anvil(port=port, state=state) as anvil:
-        chain = await Chain.connect(anvil.rpc_url, deployment, key=OWNER.key)
-        following = asyncio.create_task(
-            follow(chain, view, poll_s=0.02, on_change=on_change)  # type: ignore[arg-type]
-        )
-        assert await asyncio.wait_for(changes.get(), 180) == 1
-    async with Anvil(port=port, state=state):
-        await stake_one(chain)
-        assert await asyncio.wait_for(changes.get(), 180) >= 1
-        assert view.stake(RunId(1), OWNER.address).active_wei == 2
-        following.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await following
-        await chain.close()
-
-
-async def stake_one(chain: Chain) -> None:
-    await add_stake(chain, RunId(1), OWNER.address, 1)
 
 
 # ------------------------------------------------------------------------ anvil

@@ -1,17 +1,14 @@
 """Bad input at the command line: one `error:` line that says what to do, never a traceback."""
 
-import asyncio
-import json
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from muster.app.anvil import Anvil
 from muster.app.cli import main
 from muster.app.demo import story as demo
 from muster.app.demo.story import prepare_folder
@@ -59,56 +56,6 @@ def keystore(tmp_path: Path) -> Path:
     path = tmp_path / "key.json"
     create_wallet(path, PASSWORD, light=True)
     return path
-
-
-@pytest.fixture
-async def bare_chain() -> AsyncIterator[str]:
-    async with Anvil() as anvil:
-        yield anvil.rpc_url
-
-
-def deployment_file(folder: Path, chain_id: int) -> None:
-    names = ("MusterToken", "StakeVault", "WorkerRegistry", "RunRegistry")
-    names += ("ContributionLedger", "DisputeCourt", "RewardEscrow")
-    contracts = {name: f"0x{i + 1:040x}" for i, name in enumerate(names)}
-    content = {"chain_id": chain_id, "deploy_block": 0, "contracts": contracts, "parameters": {}}
-    (folder / f"{chain_id}.json").write_text(json.dumps(content))
-
-
-def test_a_chain_that_is_down_is_named_without_its_path(say: Say) -> None:
-    said = say("audit", "--rpc", "http://127.0.0.1:9/secret-key")
-    assert "error: " in said
-    assert "127.0.0.1:9" in said
-    assert "secret-key" not in said
-    assert "hint: " in said
-
-
-async def test_a_missing_deployment_file_says_where_it_was_looked_for(
-    bare_chain: str, tmp_path: Path, say: Say
-) -> None:
-    said = await asyncio.to_thread(
-        say, "audit", "--rpc", bare_chain, "--deployments", str(tmp_path)
-    )
-    assert str(tmp_path) in said
-    assert "hint: " in said
-
-
-async def test_a_malformed_deployment_file_is_refused(
-    bare_chain: str, tmp_path: Path, say: Say
-) -> None:
-    (tmp_path / "31337.json").write_text("{}")
-    words = ("audit", "--rpc", bare_chain, "--deployments", str(tmp_path))
-    assert "31337.json" in await asyncio.to_thread(say, *words)
-
-
-async def test_contracts_that_are_not_there_are_noticed(
-    bare_chain: str, tmp_path: Path, say: Say
-) -> None:
-    deployment_file(tmp_path, 31337)
-    words = ("audit", "--rpc", bare_chain, "--deployments", str(tmp_path))
-    said = await asyncio.to_thread(say, *words)
-    assert "error: " in said
-    assert "MusterToken" in said or "contract" in said
 
 
 @pytest.mark.parametrize(
