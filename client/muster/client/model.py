@@ -52,7 +52,7 @@ async def fetch_model(
     Resumes an interrupted fetch. Raises ConfigError when there is no such version or the folder is
     not empty, PolicyUnavailable when no relay delivers it.
     """
-    run, version = version_of(history, wish.run_id, wish.version)
+    run, version = history.version_of(wish.run_id, wish.version)
     checkpoint = run.checkpoints[version]
     require_free(wish.out)
     # Beside the folder, so that the files are renamed, not copied.
@@ -79,23 +79,6 @@ async def fetch_model(
     except OSError as error:
         raise StorageError(f"cannot give {folder} its name {wish.out}: {error}") from error
     return manifest
-
-
-def version_of(
-    history: ChainHistory, run_id: RunId, version: PolicyVersion | None
-) -> tuple[RunView, PolicyVersion]:
-    """Return a run and a version, by default the newest; raises ConfigError when there is none."""
-    history.require_run(run_id)
-    run = history.ledger.runs[run_id]
-    wanted = run.latest_version if version is None else version
-    if wanted is None or wanted not in run.checkpoints:
-        raise ConfigError(
-            f"run {run_id} has no version {'yet' if wanted is None else wanted}",
-            hint="its trainer publishes version 0 first"
-            if run.latest_version is None
-            else f"give --version up to {run.latest_version}, its newest",
-        )
-    return run, wanted
 
 
 def require_free(out: Path) -> None:

@@ -170,10 +170,13 @@ async def run_demo(options: DemoOptions, *, as_json: bool = False) -> dict[str, 
     from muster.app.demo.local_network import Network, NetworkOptions, plain_anvil
     from muster.app.demo.observations import observe
     from muster.settings.profiles import announced
+    from muster.trainer.config import load_recipe
 
     began = time.monotonic()
     people = cast(options.seed, honest=options.honest, cheats=options.cheats)
-    steps = options.steps or _recipe_steps(options.recipe)
+    steps = options.steps or load_recipe(options.recipe).training.steps
+    if not steps:
+        raise ConfigError(f"{options.recipe} has no training.steps", hint="give --steps N")
     network_options = NetworkOptions(
         folder=options.folder,
         deployments=options.deployments,
@@ -249,17 +252,6 @@ def _lock(folder: Path) -> IO[bytes]:
             hint="end it with Ctrl-C, or choose another folder with --out and another --port",
         ) from error
     return lock
-
-
-def _recipe_steps(path: Path) -> int:
-    import tomllib
-
-    try:
-        return int(tomllib.loads(path.read_text())["training"]["steps"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{path} is not a recipe with training.steps: {error}", hint="try --recipe demo"
-        ) from error
 
 
 async def start(network: Network, progress: DemoDisplay) -> RunId:

@@ -426,8 +426,8 @@ def lineage_command(run: int, version: int, as_json: bool, **options: Any) -> No
 
     run_id, wanted = RunId(run), PolicyVersion(version)
     history = read_history(options, run)
-    history.require_run(run_id)
-    store, of_run = EvidenceFolders(options["evidence"]), history.ledger.runs[run_id]
+    of_run, _ = history.version_of(run_id, wanted)
+    store = EvidenceFolders(options["evidence"])
     manifest_of = asyncio.run(find_manifests(store, options["relay"], of_run, wanted))
     level = max_async_level_of(store, of_run.config.recipe_hash)
     found = trace(history.ledger, run_id, wanted, manifest_of, max_async_level=level)

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from muster.chain import BlockId, Chain, Deployment, apply_poll
+from muster.chain import BlockId, Chain, Deployment, RunView, apply_poll
 from muster.chain.abi import EventTable
 from muster.client.audit.contradictions import Check, Contradiction, ProofLevel, summarise
 from muster.client.audit.dump import DumpedBlock, DumpEnd, DumpReader, write_dump
@@ -25,7 +25,7 @@ from muster.client.audit.observed import Observed, observe
 from muster.client.audit.report import AuditReport, build_report
 from muster.protocol.eip712 import Domain
 from muster.protocol.errors import ConfigError, EncodingError
-from muster.protocol.ids import RunId
+from muster.protocol.ids import PolicyVersion, RunId
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,22 @@ class ChainHistory:
                 f"there is no run {run_id} on chain {self.deployment.chain_id}",
                 hint="run muster audit without --run to see all runs",
             )
+
+    def version_of(
+        self, run_id: RunId, version: PolicyVersion | None
+    ) -> tuple[RunView, PolicyVersion]:
+        """Return a run and a version, by default the newest; raises ConfigError for none."""
+        self.require_run(run_id)
+        run = self.ledger.runs[run_id]
+        wanted = run.latest_version if version is None else version
+        if wanted is None or wanted not in run.checkpoints:
+            raise ConfigError(
+                f"run {run_id} has no version {'yet' if wanted is None else wanted}",
+                hint="its trainer publishes version 0 first"
+                if run.latest_version is None
+                else f"give --version up to {run.latest_version}, its newest",
+            )
+        return run, wanted
 
     def save(self, path: Path) -> int:
         """Write a dump and return its number of blocks."""

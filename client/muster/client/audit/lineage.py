@@ -174,7 +174,7 @@ def trace(
     in the recipe, stale records count as consumed.
     Raises ConfigError when the version does not exist or its own manifest is not found.
     """
-    run = _run_with(ledger, run_id, version)
+    run = ledger.runs[run_id]
     versions = [v for v in sorted(run.checkpoints) if v <= version]
     manifests, found = _manifests(run, versions, manifest_of)
     if version not in manifests:
@@ -195,19 +195,6 @@ def trace(
         contradictions=tuple(found),
         not_taken=len(stream) - len(used),
     )
-
-
-def _run_with(ledger: Ledger, run_id: RunId, version: PolicyVersion) -> RunView:
-    run = ledger.runs.get(run_id)
-    if run is None or version not in run.checkpoints:
-        newest = None if run is None else run.latest_version
-        raise ConfigError(
-            f"run {run_id} has no version {version}",
-            hint=f"give --version up to {newest}, its newest"
-            if run
-            else "muster audit shows all runs",
-        )
-    return run
 
 
 def stream_rows(ledger: Ledger, table: OutcomeTable, run_id: RunId) -> list[int]:

@@ -52,7 +52,7 @@ def fetch(run: int, version: int | None, out: Path, as_json: bool, **options: An
       muster model fetch --run 1 --version 12 --relay http://relay:8700 --out ./model
     """
     from muster.client.cli.shardcast import progress_bar
-    from muster.client.model import WantedVersion, fetch_model, require_free, version_of
+    from muster.client.model import WantedVersion, fetch_model, require_free
 
     require_free(out)
     run_id = RunId(run)
@@ -60,7 +60,7 @@ def fetch(run: int, version: int | None, out: Path, as_json: bool, **options: An
 
     async def bring() -> Any:
         history = await _read(options)
-        version_of(history, run_id, wanted)
+        history.version_of(run_id, wanted)
         wish = WantedVersion(run_id, wanted, await relays_of(run_id, options), out)
         with progress_bar() as progress:
             return await fetch_model(wish, history, progress)
