@@ -50,6 +50,7 @@ from muster.client.disputes.claims import (
     settle,
     until_decided,
 )
+from muster.client.preflight import find_run
 from muster.protocol.errors import ApiError, ConfigError, NotYet
 from muster.protocol.ids import Hash32, RunId
 from muster.protocol.jury import summons_of
@@ -260,9 +261,7 @@ def dispute_list(**options: Any) -> None:
 async def _list(options: dict[str, Any]) -> list[dict[str, Any]]:
     async with await Chain.connect(*endpoint(options)) as chain:
         view = await read_view(chain, ChainView())
-        run_id = None if options["run"] is None else RunId(options["run"])
-        if run_id is not None and run_id not in view.runs:
-            raise ConfigError(f"there is no run {run_id}", hint="check --run, --rpc")
+        run_id = None if options["run"] is None else find_run(view, options["run"]).run_id
         return describe_cases(view, run_id, await chain.court.terms(), await chain.now())
 
 
