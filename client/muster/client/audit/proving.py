@@ -6,6 +6,7 @@ block's hash fixes its events. No hash tells whether the block is on the chain t
 follows: that takes a second endpoint, or a hash known from elsewhere.
 """
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -22,12 +23,24 @@ EMPTY_ROOT = keccak(rlp.encode(b""))
 """Root of a trie without entries."""
 
 
+_DIGITS = re.compile("0x[0-9a-fA-F]*")
+"""The only spelling of bytes and numbers: logs are compared by their text, and Python reads spaces,
+underscores and signs too.
+"""
+
+
+def _digits(value: Any) -> str:
+    if not _DIGITS.fullmatch(value):
+        raise ValueError(f"{value[:80]!r} is not 0x and hexadecimal digits")
+    return str(value[2:])
+
+
 def _bytes(value: Any) -> bytes:
-    return bytes.fromhex(value[2:])
+    return bytes.fromhex(_digits(value))
 
 
 def _number(value: Any) -> bytes:
-    number = int(value, 16)
+    number = int(_digits(value), 16)
     return number.to_bytes((number.bit_length() + 7) // 8, "big")
 
 

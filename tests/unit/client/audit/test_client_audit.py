@@ -39,7 +39,13 @@ from muster.client.audit.outcome_table import (
     submission_leaves,
     tabulate,
 )
-from muster.client.audit.proving import header_hash, may_hold_logs_of, receipts_root, trie_root
+from muster.client.audit.proving import (
+    check_logs,
+    header_hash,
+    may_hold_logs_of,
+    receipts_root,
+    trie_root,
+)
 from muster.client.audit.reexecution import draw
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ConfigError, EncodingError, MusterError
@@ -376,6 +382,52 @@ def test_receipts_of_unknown_types_are_refused() -> None:
     for wrong in ({"type": "0x7e"}, {"type": "0x2"}, {"type": 2}):
         with pytest.raises(EncodingError):
             receipts_root([wrong])
+
+
+LOG = {
+    "address": "0x" + "ab" * 20,
+    "topics": ["0x" + "cd" * 32],
+    "data": "0x",
+    "logIndex": "0x0",
+    "transactionHash": "0x" + "ee" * 32,
+}
+
+
+def receipt_of(log: dict[str, Any], **changes: str) -> dict[str, Any]:
+    return {
+        "status": "0x1",
+        "cumulativeGasUsed": "0x5208",
+        "logsBloom": "0x" + "00" * 256,
+        "transactionHash": LOG["transactionHash"],
+        "logs": [log],
+        **changes,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("address", " x" + "ab" * 20),
+        ("address", "0x" + "ab " * 20),
+        ("address", "ab" * 21),
+        ("topics", ["0x" + "cd " * 32]),
+        ("data", "  "),
+        ("status", " 0x1"),
+        ("status", "0x0_1"),
+        ("cumulativeGasUsed", "-0x5208"),
+    ],
+)
+def test_no_spelling_of_a_log_hides_it(name: str, value: Any) -> None:
+    """Bytes and root are the same in another spelling, but logs are compared by their text."""
+    root = "0x" + receipts_root([receipt_of(LOG)]).hex()
+    header = GENESIS | {"receiptsRoot": root}
+    addresses = {"0x" + "ab" * 20}
+    assert check_logs(header, [receipt_of(LOG)], [LOG], addresses) == []
+    (left_out,) = check_logs(header, [receipt_of(LOG)], [], addresses)
+    assert "leaves out" in left_out.detail
+    odd = receipt_of(LOG | {name: value}) if name in LOG else receipt_of(LOG, **{name: value})
+    with pytest.raises(EncodingError, match="malformed receipt"):
+        check_logs(header, [odd], [], addresses)
 
 
 def test_a_filter_never_misses_and_mostly_tells() -> None:
