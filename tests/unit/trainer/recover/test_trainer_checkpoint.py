@@ -1,6 +1,7 @@
 """Checkpoints: complete or absent, the right one, the previous one if the newest is damaged."""
 
 import json
+import pickle
 import random
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from trainer_fakes import Feed, make_recipe, make_rollouts
 
 from muster.protocol.encoding import keccak
@@ -427,3 +429,71 @@ async def test_file_that_nobody_has_is_reported(tmp_path: Path) -> None:
     feed.files.failures[digest] = 1
     with pytest.raises(ApiError):
         await FileBuffer(tmp_path, feed.files, feed.ledger).file(digest)
+
+
+class _Touch:
+    """Unpickled, it makes a file: a stand-in for any program."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
+        return Path.touch, (self._path,)
+
+
+def _forge(saved: Path, *, lists_metadata: bool = True, **changes: object) -> None:
+    """Change a step's metadata, and write its digest anew as anybody can."""
+    path = saved / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    vars(metadata).update(changes)
+    path.write_bytes(pickle.dumps(metadata))
+    value = json.loads((saved / STATE_FILE).read_text())["state"]
+    value["files"][".metadata"] = checkpoint_module._digest(path)
+    if not lists_metadata:
+        del value["files"][".metadata"]
+    checkpoint_module._write_state(saved / STATE_FILE, value)
+
+
+def test_metadata_that_is_a_program_is_not_run(
+    checkpoints: Checkpoints, folder: Path, tmp_path: Path
+) -> None:
+    _save(checkpoints, 4)
+    trace = tmp_path / "it ran"
+    _forge(folder / "4", planner_data=_Touch(trace))
+    saved = _newest(checkpoints)
+    with pytest.raises(StorageError, match=r"it names pathlib.*Path.touch, which metadata"):
+        checkpoints.read(saved.folder, Anything())
+    assert not trace.exists()
+
+
+def test_values_that_torch_would_unpickle_are_refused(
+    checkpoints: Checkpoints, folder: Path
+) -> None:
+    _save(checkpoints, 4)
+    metadata = pickle.loads((folder / "4" / ".metadata").read_bytes())
+    entries = metadata.state_dict_metadata
+    for strange, message in ((BytesStorageMetadata(), "BytesStorageMetadata"), (3, "more than")):
+        _forge(folder / "4", state_dict_metadata=entries | {"model.w": strange})
+        with pytest.raises(StorageError, match=message):
+            checkpoints.read(folder / "4", Anything())
+    _forge(folder / "4", state_dict_metadata=entries)
+    read = checkpoints.read(folder / "4", Anything())
+    assert torch.equal(read["model.w"], WEIGHT * 4)
+
+
+@pytest.mark.parametrize("junk", [b"", b"junk", b"\x80\x04K\x01."])
+def test_metadata_that_is_no_pickle_of_it_is_named(
+    checkpoints: Checkpoints, folder: Path, junk: bytes
+) -> None:
+    _save(checkpoints, 4)
+    (folder / "4" / ".metadata").write_bytes(junk)
+    with pytest.raises(StorageError, match=r"\.metadata is damaged"):
+        checkpoints.read(folder / "4", Anything())
+
+
+def test_step_without_a_digest_of_its_metadata_is_damaged(
+    checkpoints: Checkpoints, folder: Path
+) -> None:
+    _save(checkpoints, 3, 4)
+    _forge(folder / "4", lists_metadata=False)
+    assert _newest(checkpoints).state.version == 3

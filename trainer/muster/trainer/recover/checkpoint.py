@@ -6,11 +6,13 @@ what the flow remembers, the owner of the state, and the BLAKE3 digest of every 
 written from the live tensors, not from a copy, while the next step is read and its gradient
 computed; the learner does not change them until they are written (`Learner.hold`). The folder gets
 its name when everything in it is on the disk. The newest `keep` steps stay: a damaged one is
-skipped, and its step taken again.
+skipped, and its step taken again. Whoever writes to a folder chooses the weights; digests find
+damage, not forgery. But nothing in a folder runs as a program.
 """
 
 import json
 import logging
+import pickle
 import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,11 +20,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from blake3 import blake3
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save as write_tensors
 
@@ -40,6 +43,21 @@ SCHEMA_VERSION = 2
 """Version of the folder's format."""
 STATE_FILE = "state.json"
 """Everything that is not a tensor."""
+METADATA_FILE = ".metadata"
+"""Names, sizes and places of the tensors, which torch pickles."""
+_METADATA = "torch.distributed.checkpoint.metadata"
+_PICKLED = {
+    *((_METADATA, name) for name in ("Metadata", "MetadataIndex", "StorageMeta")),
+    *((_METADATA, name) for name in ("TensorStorageMetadata", "ChunkStorageMetadata")),
+    *((_METADATA, name) for name in ("TensorProperties", "_MEM_FORMAT_ENCODING")),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch.serialization", "_get_layout"),
+    ("torch", "Size"),
+    *((module, "PosixPath") for module in ("pathlib", "pathlib._local")),
+}
+"""All that metadata of tensors needs besides types of numbers. Metadata of other values would have
+torch unpickle those without any limit.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +125,40 @@ class Template(Protocol):
 
     def like(self, sizes: Mapping[str, tuple[int, ...]]) -> Mapping[str, Tensor]:
         """Return a tensor of each size, sharded for this process."""
+
+
+class _Reader(FileSystemReader):
+    """Reads a step's tensors; its metadata may name nothing but tensors."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._metadata = folder / METADATA_FILE
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        """Return the metadata; raises ValueError when it is damaged or names anything else."""
+        try:
+            with self._metadata.open("rb") as file:
+                found = _MetadataUnpickler(file).load()
+            if not all(
+                isinstance(stored, TensorStorageMetadata)
+                for stored in found.state_dict_metadata.values()
+            ):
+                raise ValueError("it describes more than tensors")
+            found.storage_meta.load_id = self.load_id
+        except OSError:
+            raise
+        except Exception as error:  # bytes that are no pickle raise almost anything
+            raise ValueError(f"{METADATA_FILE} is damaged: {error}") from error
+        metadata: Metadata = found
+        return metadata
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        is_number = module == "torch" and isinstance(vars(torch).get(name), torch.dtype)
+        if is_number or (module, name) in _PICKLED:
+            return super().find_class(module, name)
+        raise ValueError(f"it names {module}.{name}, which metadata of tensors does not need")
 
 
 class Checkpoints:
@@ -189,14 +241,14 @@ class Checkpoints:
         Raises StorageError when the saved tensors do not fit the template.
         """
         self._ranks.lead("read", folder)
-        reader = FileSystemReader(folder)
+        reader = _Reader(folder)
         try:
-            found = {
-                name: stored
-                for name, stored in reader.read_metadata().state_dict_metadata.items()
+            found = reader.read_metadata().state_dict_metadata
+            sizes = {
+                name: tuple(stored.size)
+                for name, stored in found.items()
                 if isinstance(stored, TensorStorageMetadata)
             }
-            sizes = {name: tuple(stored.size) for name, stored in found.items()}
             tensors = dict(template.like(sizes))
             load(
                 tensors,
@@ -312,6 +364,8 @@ class Checkpoints:
                 hint="use the version of muster that wrote this folder",
             )
         self._check_identity(value, folder)
+        if METADATA_FILE not in value["files"]:
+            raise ValueError(f"{STATE_FILE} has no digest of {METADATA_FILE}")
         for name, digest in value["files"].items():
             if _digest(folder / name) != digest:
                 raise ValueError(f"{name} is not what was written")
