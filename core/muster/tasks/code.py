@@ -201,7 +201,7 @@ def python_of_sandbox() -> str:
     differently.
     """
     found = find_tools()
-    return "no sandbox" if isinstance(found, str) else f"python {found[0].python_version}"
+    return "no sandbox" if isinstance(found, str) else f"programs: python {found[0].python_version}"
 
 
 VERIFIER = Verifier(

@@ -18,6 +18,10 @@ def grade_exact_match(problem: Problem, completion: str) -> Grade:
 
 
 VERIFIER = Verifier(
-    "exact_match", "2", grade_exact_match, sources=(__name__, "muster.tasks.completions")
+    "exact_match",
+    "2",
+    grade_exact_match,
+    sources=(__name__, "muster.tasks.completions"),
+    machine=str,
 )
 """The verifier of the task type `exact_match`."""

@@ -115,7 +115,12 @@ def load_judge(points: Iterable[EntryPoint]) -> Judge | None:
 
 
 VERIFIER = Verifier(
-    name="judge", version="1", grade=grade_by_judge, sources=(__name__,), is_replayable=False
+    name="judge",
+    version="1",
+    grade=grade_by_judge,
+    sources=(__name__,),
+    machine=str,
+    is_replayable=False,
 )
 """The verifier of the task type `llm_judgeable_groundtruth_similarity`."""
 WITHOUT_GOLD = Verifier(
@@ -123,6 +128,7 @@ WITHOUT_GOLD = Verifier(
     version="1",
     grade=grade_without_gold,
     sources=(__name__,),
+    machine=str,
     is_replayable=False,
 )
 """The verifier of the task type `llm_judgeable`."""

@@ -151,7 +151,8 @@ VERIFIER = Verifier(
         "muster.tasks.math.engine",
         "muster.tasks.math.engine_process",
     ),
-    requires=("reasoning-gym", "sympy"),
+    # What scorers compute with; the other libraries of reasoning-gym only make problems.
+    requires=("reasoning-gym", "magiccube", "mpmath", "numpy", "python-dateutil", "sympy", "zss"),
     parallel=2,
 )
 """The verifier of the task type `reasoning_gym`."""

@@ -107,12 +107,15 @@ def identities(task_types: Iterable[str]) -> tuple[VerifierIdentity, ...]:
 def require_pinned(pinned: Iterable[VerifierIdentity]) -> None:
     """Raise TaskError when a verifier installed here is not the one that a recipe pins."""
     for wanted in pinned:
-        found = verifier_of(wanted.task_type).identity(wanted.task_type)
+        verifier = verifier_of(wanted.task_type)
+        found = verifier.identity(wanted.task_type)
         if found != wanted:
+            versions = ", ".join(verifier.stated)
             raise TaskError(
                 f"the run grades {wanted.task_type!r} by {_name(wanted)}, here is {_name(found)}",
-                hint="install the versions of the run's owner: a reward that differs from "
-                "the run's verifier is a fraud",
+                hint="install the release of Muster, the Python and the libraries of the run's "
+                "owner: other rewards are rejected, or fraud"
+                + (f". Here are {versions}" if versions else ""),
             )
 
 

@@ -9,6 +9,8 @@ turns.
 
 import errno
 import logging
+import platform
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -171,6 +173,11 @@ def _ask(question: Question) -> Turn:
 # ----------------------------------------------------------------------------------- verifiers
 
 
+def python_here() -> str:
+    """Return the Python that grades: versions differ in what they read as a number or a name."""
+    return f"{platform.python_implementation()} {sys.version_info[0]}.{sys.version_info[1]}"
+
+
 Grader = Callable[[Problem, str], Grade]
 """Grades a completion's text; deterministic, and never raises for any text."""
 
@@ -198,9 +205,9 @@ class Verifier:
     """Modules and packages whose source determines scores; their bytes are hashed."""
     requires: tuple[str, ...] = ()
     """Distributions whose installed versions determine scores too."""
-    machine: Callable[[], str] = str
-    """Returns what else on this machine determines scores, such as the Python that runs
-    programs."""
+    machine: Callable[[], str] = python_here
+    """Returns what else on this machine determines scores, such as the Python that runs programs;
+    `str` for nothing. It is part of the version that a run pins."""
     check: Callable[[Problem], None] = _accept
     """Raises TaskError when a problem is not well formed for this verifier."""
     right_completion: Callable[[Problem], str | None] = _gold_standard
@@ -216,9 +223,21 @@ class Verifier:
 
     def identity(self, task_type: str) -> VerifierIdentity:
         """Return its identity as the verifier of a task type."""
+        machine = ", ".join(self._machines)
+        version = f"{self.version} ({machine})" if machine else self.version
         return VerifierIdentity(
-            task_type=task_type, name=self.name, version=self.version, code_hash=self.code_hash
+            task_type=task_type, name=self.name, version=version, code_hash=self.code_hash
         )
+
+    @property
+    def stated(self) -> list[str]:
+        """What determines scores beside its sources: versions of distributions, the machine."""
+        return [*(f"{name}=={_installed(name)}" for name in self.requires), *self._machines]
+
+    @property
+    def _machines(self) -> list[str]:
+        found = [self.machine(), self.dialogue.machine() if self.dialogue else ""]
+        return [each for each in dict.fromkeys(found) if each]
 
     @cached_property
     def code_hash(self) -> str:
@@ -227,9 +246,9 @@ class Verifier:
         """
         sources = self.sources + (self.dialogue.sources if self.dialogue else ())
         parts = [keccak(data) for name in sources for data in source_files(name)]
-        stated = [*(f"{name}=={_installed(name)}" for name in self.requires), self.machine()]
+        stated = self.stated
         if self.dialogue:
-            stated += [self.dialogue.machine(), str(self.dialogue.max_replies)]
+            stated += [str(self.dialogue.max_replies)]
         return hex0x(keccak(b"".join(parts) + "\n".join(stated).encode()))
 
 

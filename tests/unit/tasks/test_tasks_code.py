@@ -231,7 +231,7 @@ def test_expected_outputs_never_enter_the_sandbox(monkeypatch: pytest.MonkeyPatc
 
 
 def test_verifier_is_of_the_python_that_runs_programs() -> None:
-    assert python_of_sandbox().startswith(("python 3.", "no sandbox"))
+    assert python_of_sandbox().startswith(("programs: python 3.", "no sandbox"))
     assert read_tests(problem(CALLS)).function == "add"
 
 

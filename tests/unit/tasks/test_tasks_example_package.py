@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from muster.tasks.verifier import python_here
+
 EXAMPLE = Path(__file__).parents[3] / "examples" / "countdown-task"
 GRADE = """
 import sys
@@ -77,5 +79,5 @@ def test_installed_package_brings_task_type_verifier_and_task_set(
     (checked,) = run(installed, *muster, "check", tasks, "--sample", "4", "--json")
     assert json.loads(checked)["admitted"]
     said, *scores = run(installed, "-c", GRADE, tasks, *RIGHT, *WRONG)
-    assert said == "countdown 1 40"
+    assert said == f"countdown 1 ({python_here()}) 40"
     assert scores == ["1.0"] * len(RIGHT) + ["0.0"] * len(WRONG)

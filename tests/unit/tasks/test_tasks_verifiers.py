@@ -1,6 +1,7 @@
 """Verifiers: three states, never an exception, plug-ins by entry point."""
 
 import errno
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import EntryPoint
@@ -24,11 +25,12 @@ from muster.tasks import (
     registry,
     require_pinned,
     sandbox,
+    verifier,
     verify,
     verify_all,
 )
 from muster.tasks.toys import make_sort
-from muster.tasks.verifier import source_files
+from muster.tasks.verifier import python_here, source_files
 
 GOLD = Problem(problem_id="a", task_type="exact_match", prompt="2+2=", gold_standard_solution="4")
 
@@ -207,6 +209,50 @@ def test_another_verifier_than_the_pinned_one_is_refused(change: dict[str, str])
         require_pinned([identity.model_copy(update=change)])
 
 
+@pytest.mark.parametrize(
+    ("task_type", "says"),
+    [
+        ("exact_match", "^2$"),
+        ("exact_match_with_python", r"^2 \((programs: python 3\.\d+|no sandbox)\)$"),
+        ("verifiable_code", r"^3 \((programs: python 3\.\d+|no sandbox)\)$"),
+        ("code_output_prediction", rf"^2 \({re.escape(python_here())}\)$"),
+        ("verifiable_math", rf"^2 \({re.escape(python_here())}\)$"),
+        ("verifiable_math_with_python", rf"^2 \({re.escape(python_here())}, (programs|no sand)"),
+        ("reasoning_gym", rf"^2 \({re.escape(python_here())}\)$"),
+    ],
+)
+def test_identity_names_the_python_that_grades_depend_on(task_type: str, says: str) -> None:
+    assert re.search(says, identities([task_type])[0].version)
+
+
+def test_another_python_is_refused_with_both_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned = identities(["verifiable_math"])
+    require_pinned(pinned)
+    other = replace(registry.verifier_of("verifiable_math"), machine=lambda: "CPython 3.99")
+    monkeypatch.setattr(registry, "installed_verifiers", lambda: {"verifiable_math": other})
+    with pytest.raises(TaskError) as caught:
+        require_pinned(pinned)
+    assert python_here() in str(caught.value)
+    assert "(CPython 3.99)" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("task_type", "library"),
+    [("verifiable_math", "mpmath"), ("verifiable_math", "sympy"), ("reasoning_gym", "numpy")],
+)
+def test_another_library_is_refused_and_the_hint_lists_those_installed(
+    monkeypatch: pytest.MonkeyPatch, task_type: str, library: str
+) -> None:
+    pinned = identities([task_type])
+    known = replace(registry.verifier_of(task_type))  # its hash is not computed yet
+    monkeypatch.setattr(registry, "installed_verifiers", lambda: {task_type: known})
+    installed = verifier.version
+    monkeypatch.setattr(verifier, "version", lambda n: "9.9" if n == library else installed(n))
+    with pytest.raises(TaskError, match=f"the run grades '{task_type}' by ") as caught:
+        require_pinned(pinned)
+    assert f"{library}==9.9" in (caught.value.hint or "")
+
+
 def test_pinned_verifier_that_is_not_installed_is_refused() -> None:
     foreign = VerifierIdentity(task_type="other", name="x", version="1", code_hash="0x" + "0" * 64)
     with pytest.raises(TaskError, match="no verifier for task type 'other'"):
@@ -233,7 +279,8 @@ def test_code_hash_covers_every_file_versions_and_environment(
         before,
         code_hash(requires=("pydantic",)),
     }
-    assert code_hash(machine=lambda: "python 3.11") != before
+    assert code_hash(machine=lambda: "python 3.99") != before
+    assert code_hash(machine=str) != before
     (package / "inner.py").write_text("x = 2\n")
     assert code_hash() != before
 

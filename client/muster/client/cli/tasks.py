@@ -43,8 +43,13 @@ def tasks_list(families: bool, as_json: bool) -> None:
         _list_families(as_json)
         return
     verifiers = [
-        {"task_type": name, "verifier": v.name, "version": v.version, "code_hash": v.code_hash}
-        for name, v in sorted(installed_verifiers().items())
+        {
+            "task_type": v.task_type,
+            "verifier": v.name,
+            "version": v.version,
+            "code_hash": v.code_hash,
+        }
+        for v in identities(installed_verifiers())
     ]
     makers = [
         {"set": m.name, "package": m.package, "version": m.version, "code_hash": m.code_hash}

@@ -221,7 +221,7 @@ VERIFIER = Verifier(
     check=check_math,
     right_completion=right_completion,
     sources=("muster.tasks.math", "muster.tasks.children", "muster.tasks.completions"),
-    requires=("math-verify", "latex2sympy2_extended", "sympy", "antlr4-python3-runtime"),
+    requires=("math-verify", "latex2sympy2_extended", "sympy", "mpmath", "antlr4-python3-runtime"),
     parallel=4,
 )
 """The verifier of the task type `verifiable_math`."""
