@@ -9,7 +9,6 @@ from chain_scenario import CHALLENGER, OWNER, PARAMETERS
 from muster.app.anvil import Anvil
 from muster.chain import Chain, Deployment
 from muster.deploy import deploy_contracts
-from muster.protocol.errors import ConfigError, ContractRevert
 
 
 @pytest.fixture
@@ -32,30 +31,6 @@ async def test_write_of_a_label_happens_once_across_processes(
             assert await chain.receipt_of("gift") == receipts[0]
             assert await chain.receipt_of("another gift") is None
     assert receipts[0] == receipts[1] == receipts[2]
-
-
-async def test_write_without_a_label_happens_each_time(
-    deployed: tuple[Anvil, Deployment], tmp_path: Path
-) -> None:
-    anvil, deployment = deployed
-    async with await Chain.connect(
-        anvil.rpc_url, deployment, key=OWNER.key, journal=tmp_path / "journal"
-    ) as chain:
-        await chain.once("gift").token.faucet(CHALLENGER.address, 5)
-        await chain.token.faucet(CHALLENGER.address, 5)
-        await chain.token.faucet(CHALLENGER.address, 5)
-        assert await chain.token.balance_of(CHALLENGER.address) == 15
-
-
-async def test_write_that_reverts_leaves_its_label_free(deployed: tuple[Anvil, Deployment]) -> None:
-    anvil, deployment = deployed
-    async with await Chain.connect(anvil.rpc_url, deployment, key=CHALLENGER.key) as chain:
-        with pytest.raises(ContractRevert):
-            await chain.once("burn").write("MusterToken", "burn", [5])
-        assert await chain.receipt_of("burn") is None
-        await chain.token.faucet(CHALLENGER.address, 5)
-        await chain.once("burn").write("MusterToken", "burn", [5])
-        assert await chain.receipt_of("burn") is not None
 
 
 async def test_label_counts_on_the_chain_where_it_happened_only(tmp_path: Path) -> None:
@@ -84,17 +59,6 @@ async def test_label_is_known_when_the_chain_was_stopped_and_started(tmp_path: P
     ):
         after = await chain.once("gift").token.faucet(CHALLENGER.address, 5)
         assert after.tx_hash == before.tx_hash
-
-
-async def test_second_connection_with_the_journal_is_refused(
-    deployed: tuple[Anvil, Deployment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("muster.chain.send_journal.LOCK_TIMEOUT_S", 0.05)
-    anvil, deployment = deployed
-    journal = tmp_path / "journal"
-    async with await Chain.connect(anvil.rpc_url, deployment, key=OWNER.key, journal=journal):
-        with pytest.raises(ConfigError, match="held by another process"):
-            await Chain.connect(anvil.rpc_url, deployment, key=OWNER.key, journal=journal)
 
 
 async def test_reading_connection_opens_no_journal(

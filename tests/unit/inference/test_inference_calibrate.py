@@ -127,16 +127,6 @@ def test_policy_of_one_gradient_step_earlier_is_fraud(
     assert strikes(run.calibration, engine, requests, completions) > 200
 
 
-def test_sibling_model_is_fraud(
-    run: CalibrationRun, engine: TransformersEngine, sibling_folder: Path
-) -> None:
-    sibling = TransformersEngine()
-    sibling.load_policy(sibling_folder, PolicyVersion(0))
-    requests = fresh_requests(engine)
-    completions = sibling.generate(requests, proof=ProofRecipe())
-    assert strikes(run.calibration, engine, requests, completions) == len(requests)
-
-
 def test_samples_of_other_seeds_are_fraud_though_their_proofs_are_true(
     run: CalibrationRun, engine: TransformersEngine
 ) -> None:

@@ -10,7 +10,6 @@ from muster.inference import sampler
 from muster.inference.engine import Request
 
 VOCAB = 23
-ROWS = [0, 2, 3]
 
 
 def requests() -> list[Request]:
@@ -34,13 +33,6 @@ def chosen(rows: list[int], positions: list[int], choose: Choose = sampler.choic
         [request.position + done for request, done in zip(asked, positions, strict=True)],
         np.array([request.temperature for request in asked], np.float32),
     ).tolist()
-
-
-@pytest.mark.parametrize("position", range(6))
-def test_choices_on_an_accelerator_are_those_of_the_cpu(position: int) -> None:
-    # The accelerator's path runs on a CPU as well.
-    found = chosen(ROWS, [position] * 3, lambda *asked: sampler.device_winners(*asked)[0])
-    assert found == chosen(ROWS, [position] * 3)
 
 
 def test_rows_that_join_and_leave_keep_their_noise() -> None:
