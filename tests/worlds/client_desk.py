@@ -15,19 +15,8 @@ from muster.protocol.encoding import keccak
 from muster.protocol.errors import ChainUnreachable
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
 from muster.protocol.recipe import Recipe
+from worlds import client_world
 from worlds.client_chain import WORKER_ID, FakeFetcher, FakeOrchestrator, make_batch, make_view
-from worlds.client_world import (
-    DOMAIN,
-    NODE_KEY,
-    NOW,
-    RECIPE,
-    RULES,
-    RUN,
-    VERSION,
-    WORKER,
-    HashEngine,
-    make_ticket,
-)
 
 Check = Callable[[], bool]
 
@@ -40,28 +29,28 @@ class Desk:
         state: Path,
         loop_class: type[WorkerLoop] = WorkerLoop,
         *,
-        engine: HashEngine | None = None,
-        recipe: Recipe = RECIPE,
+        engine: client_world.HashEngine | None = None,
+        recipe: Recipe = client_world.RECIPE,
         keep_going: bool = False,
     ) -> None:
         self.orchestrator = FakeOrchestrator()
         self.fetcher = FakeFetcher()
-        self.engine = engine or HashEngine()
+        self.engine = engine or client_world.HashEngine()
         self.view = make_view()
         self.journal = SubmissionJournal(state)
         self.chain_errors = 0
-        self.now_s = NOW
+        self.now_s = client_world.NOW
         context = WorkerContext(
-            run_id=RUN,
-            worker=WORKER,
-            key=NODE_KEY,
-            domain=DOMAIN,
+            run_id=client_world.RUN,
+            worker=client_world.WORKER,
+            key=client_world.NODE_KEY,
+            domain=client_world.DOMAIN,
             view=self.view,
             now=self.now,
             api=self.orchestrator,  # type: ignore[arg-type]
             fetcher=self.fetcher,  # type: ignore[arg-type]
             engine=self.engine,  # type: ignore[arg-type]
-            rules=replace(RULES, recipe=recipe),
+            rules=replace(client_world.RULES, recipe=recipe),
             journal=self.journal,
             poll_s=0.001,
             heartbeat_s=0.005,
@@ -104,7 +93,7 @@ async def run_until(loop: WorkerLoop, check: Check) -> None:
 def make_record(
     verdict: Verdict = Verdict.ACCEPTED, reason: Reason = Reason.NONE, *, index: int = 0
 ) -> OutcomeRecord:
-    ticket = make_ticket()
+    ticket = client_world.make_ticket()
     return OutcomeRecord(
-        WORKER_ID, ticket.step, index, VERSION, keccak(b"file"), 4, 20, verdict, reason
+        WORKER_ID, ticket.step, index, client_world.VERSION, keccak(b"file"), 4, 20, verdict, reason
     )

@@ -14,20 +14,8 @@ from muster.client.validator.loop import ValidatorLoop
 from muster.client.validator.records import EvidenceStore, OutcomeJournal
 from muster.protocol.messages import OutcomeRecord, Reason, Ticket, Verdict, unpack_records
 from muster.protocol.rollouts import Bounds, Rollout, decode_rollouts, encode_rollouts
+from worlds import client_world
 from worlds.client_chain import FakeFetcher, FakeOrchestrator, make_view
-from worlds.client_world import (
-    CALIBRATION,
-    DOMAIN,
-    NOW,
-    RULES,
-    RUN,
-    VALIDATOR_KEY,
-    HashEngine,
-    make_entry,
-    make_rollouts,
-    make_submission,
-    make_ticket,
-)
 
 
 class PlainDecoder:
@@ -43,24 +31,24 @@ class Bench:
     def __init__(self, state: Path, orchestrator: FakeOrchestrator | None = None) -> None:
         self.orchestrator = orchestrator or FakeOrchestrator()
         self.fetcher = FakeFetcher()
-        self.engine = HashEngine()
+        self.engine = client_world.HashEngine()
         self.view = make_view()
         self.journal = OutcomeJournal(state)
         self.evidence = state / "evidence"
         self.seconds = 0.0
-        self.chain_time = NOW + 30
+        self.chain_time = client_world.NOW + 30
         context = ValidatorContext(
-            run_id=RUN,
-            key=VALIDATOR_KEY,
-            domain=DOMAIN,
+            run_id=client_world.RUN,
+            key=client_world.VALIDATOR_KEY,
+            domain=client_world.DOMAIN,
             view=self.view,
             api=self.orchestrator,  # type: ignore[arg-type]
             fetcher=self.fetcher,  # type: ignore[arg-type]
             engine=self.engine,  # type: ignore[arg-type]
-            rules=RULES,
+            rules=client_world.RULES,
             decoder=PlainDecoder(),  # type: ignore[arg-type]
             journal=self.journal,
-            evidence=EvidenceStore(self.evidence, CALIBRATION),
+            evidence=EvidenceStore(self.evidence, client_world.CALIBRATION),
             poll_s=0.001,
             file_patience_s=60,
             windows=Windows(outcome_deadline_s=800, challenge_window_s=400),
@@ -87,7 +75,7 @@ class Bench:
         return batch
 
     def commit_honest(self, batch_id: int, *indices: int) -> Any:
-        made = [honest(make_ticket(index=i)) for i in indices]
+        made = [honest(client_world.make_ticket(index=i)) for i in indices]
         return self.commit(batch_id, [e for e, _ in made], *[d for _, d in made])
 
     async def judge(self, batch: Any) -> list[tuple[Verdict, Reason]]:
@@ -102,8 +90,10 @@ class Bench:
 
 
 def honest(ticket: Ticket) -> tuple[BatchEntry, bytes]:
-    rows = make_rollouts(ticket)
-    return make_entry(ticket, make_submission(ticket, rows)), encode_rollouts(rows)
+    rows = client_world.make_rollouts(ticket)
+    return client_world.make_entry(
+        ticket, client_world.make_submission(ticket, rows)
+    ), encode_rollouts(rows)
 
 
 async def run_until(bench: Bench, check: Callable[[], bool]) -> None:

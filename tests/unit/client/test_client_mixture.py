@@ -3,14 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from worlds.client_world import (
-    CALIBRATION,
-    RECIPE,
-    VERSION,
-    make_claim,
-    make_submission,
-    make_ticket,
-)
+from worlds import client_world
 from worlds.mixture_world import RULES, TASKS, Engine, mixed, parts_of, preferring
 
 from muster.client.calibration import prompts_of
@@ -27,15 +20,15 @@ from muster.tasks import TaskSet
 
 
 def rows_of(ticket: Ticket, rules: Rules = RULES) -> list[Rollout]:
-    return build_submission(ticket, rules.recipe, rules.task_set, Engine(VERSION))
+    return build_submission(ticket, rules.recipe, rules.task_set, Engine(client_world.VERSION))
 
 
 def judge(rows: list[Rollout], ticket: Ticket, rules: Rules = RULES) -> Judgement:
-    claim = make_claim(make_submission(ticket, rows), ticket)
-    return examine(claim, rows, rules, Engine(VERSION))
+    claim = client_world.make_claim(client_world.make_submission(ticket, rows), ticket)
+    return examine(claim, rows, rules, Engine(client_world.VERSION))
 
 
-TICKETS = [make_ticket(index=index) for index in range(8)]
+TICKETS = [client_world.make_ticket(index=index) for index in range(8)]
 TICKET = next(ticket for ticket in TICKETS if "turns" in parts_of(ticket))
 
 
@@ -74,7 +67,7 @@ def test_curriculum_goes_by_the_tickets_step_and_by_nothing_else() -> None:
     rules = mixed(
         PartRecipe(name="sorts", curriculum=down), PartRecipe(name="turns", curriculum=up)
     )
-    before, after = make_ticket(step=Step(4)), make_ticket(step=Step(5))
+    before, after = client_world.make_ticket(step=Step(4)), client_world.make_ticket(step=Step(5))
     assert (parts_of(before, rules.recipe), parts_of(after, rules.recipe)) == (
         ["sorts"] * 2,
         ["turns"] * 2,
@@ -87,7 +80,7 @@ def test_curriculum_goes_by_the_tickets_step_and_by_nothing_else() -> None:
 
 def test_documents_whose_parts_differ_are_refused_before_work() -> None:
     with pytest.raises(TaskError, match="no weight for part 'sorts'"):
-        Rules(RECIPE, TASKS, CALIBRATION)
+        Rules(client_world.RECIPE, TASKS, client_world.CALIBRATION)
     plain = TaskSet.of("plain", "1", TASKS.problems)
     with pytest.raises(TaskError, match="has no part 'sorts'"):
         replace(RULES, task_set=plain)
@@ -98,4 +91,4 @@ def test_calibration_and_context_know_every_part() -> None:
     assert len(prompts) == len(TASKS)
     assert "5 tokens" in prompts[-1]
     assert "tokens" not in prompts[0]
-    assert longest_sample(RULES.recipe, TASKS) > longest_sample(RECIPE, TASKS)
+    assert longest_sample(RULES.recipe, TASKS) > longest_sample(client_world.RECIPE, TASKS)

@@ -14,16 +14,7 @@ from hypothesis import given, strategies as st
 from muster.client.outage import SURVIVED, Outage, Outages
 from muster.client.settings import WorkerSettings
 from muster.lifecycle import ComputeThread, run_beside
-from muster.protocol.errors import (
-    ApiError,
-    ChainUnreachable,
-    ConfigError,
-    ContractRevert,
-    EngineError,
-    MusterError,
-    PolicyUnavailable,
-    StorageError,
-)
+from muster.protocol import errors
 from muster.protocol.ids import to_address
 from muster.settings import load_settings
 
@@ -54,18 +45,18 @@ def test_pauses_grow_to_a_bound_with_jitter(failures: int, seed: int) -> None:
 @pytest.mark.parametrize(
     ("error", "what"),
     [
-        (ApiError("", status=503, code="unreachable"), "the orchestrator"),
-        (ApiError("", status=429, code="too_many"), "the orchestrator"),
-        (ApiError("", status=403, code="not_active"), "the orchestrator's consent"),
-        (PolicyUnavailable(""), "the policy"),
-        (ChainUnreachable(""), "the chain"),
-        (ContractRevert("Refused"), "the chain"),
-        (EngineError(""), "the engine"),
-        (StorageError(""), "the disk"),
+        (errors.ApiError("", status=503, code="unreachable"), "the orchestrator"),
+        (errors.ApiError("", status=429, code="too_many"), "the orchestrator"),
+        (errors.ApiError("", status=403, code="not_active"), "the orchestrator's consent"),
+        (errors.PolicyUnavailable(""), "the policy"),
+        (errors.ChainUnreachable(""), "the chain"),
+        (errors.ContractRevert("Refused"), "the chain"),
+        (errors.EngineError(""), "the engine"),
+        (errors.StorageError(""), "the disk"),
     ],
 )
 def test_outage_names_what_is_missing(
-    error: MusterError, what: str, caplog: pytest.LogCaptureFixture
+    error: errors.MusterError, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     outages = Outages(first_s=0.5)
     assert isinstance(error, SURVIVED)
@@ -80,23 +71,23 @@ def test_outage_names_what_is_missing(
 def test_outage_of_the_chain_is_left_to_who_follows_it(caplog: pytest.LogCaptureFixture) -> None:
     outages = Outages(first_s=0.001)
     with caplog.at_level(logging.INFO):
-        outages.failed(ChainUnreachable("no answer"))
+        outages.failed(errors.ChainUnreachable("no answer"))
         outages.recovered()
     assert not caplog.records
 
 
 def test_outage_says_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
-    Outages().failed(StorageError("cannot write", hint="free some space"))
+    Outages().failed(errors.StorageError("cannot write", hint="free some space"))
     assert vars(caplog.records[0])["hint"] == "free some space"
 
 
 def test_outages_of_different_things_are_paced_apart() -> None:
     outages = Outages(first_s=1.0)
-    pauses = [outages.failed(PolicyUnavailable("")) for _ in range(4)]
+    pauses = [outages.failed(errors.PolicyUnavailable("")) for _ in range(4)]
     assert pauses[3] >= 4.0
-    assert outages.failed(ChainUnreachable("")) <= 1.0
+    assert outages.failed(errors.ChainUnreachable("")) <= 1.0
     outages.recovered()
-    assert outages.failed(PolicyUnavailable("")) <= 1.0
+    assert outages.failed(errors.PolicyUnavailable("")) <= 1.0
 
 
 async def test_compute_thread_runs_one_function_at_a_time() -> None:
@@ -125,9 +116,9 @@ async def test_first_error_ends_all_and_is_raised_alone() -> None:
     ended = asyncio.Event()
 
     async def failing() -> None:
-        raise ConfigError("the cause")
+        raise errors.ConfigError("the cause")
 
-    with pytest.raises(ConfigError, match="the cause"):
+    with pytest.raises(errors.ConfigError, match="the cause"):
         await run_beside(forever(ended), failing())
     assert ended.is_set()
 
@@ -198,5 +189,5 @@ def test_relays_from_the_environment_are_a_list() -> None:
 )
 def test_bad_settings_are_named(flags: dict[str, object], message: str) -> None:
     good = {"orchestrator": "http://o", "state_dir": "s", "worker": "0x" + "ab" * 20, "run": 1}
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(errors.ConfigError, match=message):
         load_settings(WorkerSettings, env_prefix="X_", flags={**good, **flags}, environ={})

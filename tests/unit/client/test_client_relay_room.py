@@ -5,18 +5,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from worlds import client_world
 from worlds.client_chain import make_batch
-from worlds.client_world import (
-    DOMAIN,
-    NODE_KEY,
-    OTHER_KEY,
-    RUN,
-    WORKER,
-    make_submission,
-    make_ticket,
-    sign_submission,
-    sign_ticket,
-)
 
 from muster.api import BatchEntry
 from muster.chain import BatchStatus, LeasedWork
@@ -25,8 +15,8 @@ from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
 from muster.protocol.messages import Submission, Ticket
 
-TICKET = make_ticket()
-SUBMISSION = make_submission(TICKET, [], file_hash=keccak(b"file"))
+TICKET = client_world.make_ticket()
+SUBMISSION = client_world.make_submission(TICKET, [], file_hash=keccak(b"file"))
 OTHER = replace(SUBMISSION, index=5, file_hash=keccak(b"other"))
 LEAF = SUBMISSION.leaf()
 
@@ -38,18 +28,18 @@ def own(**changes: Any) -> Any:
 
 def case(**changes: Any) -> Any:
     claim = SimpleNamespace(submission=SUBMISSION)
-    values = {"run_id": RUN, "closed": False, "claims": [claim], "batch_id": 1}
+    values = {"run_id": client_world.RUN, "closed": False, "claims": [claim], "batch_id": 1}
     return SimpleNamespace(**values | changes)
 
 
 async def guard_of(batch: Any, *cases: Any) -> NamedWork:
-    nodes = [(1, address_of(NODE_KEY))]
+    nodes = [(1, address_of(client_world.NODE_KEY))]
     view: Any = SimpleNamespace(
         batches={1: batch},
         cases=dict(enumerate(cases)),
-        workers={WORKER: SimpleNamespace(nodes=nodes)},
+        workers={client_world.WORKER: SimpleNamespace(nodes=nodes)},
     )
-    guard = NamedWork(view, RUN, DOMAIN)
+    guard = NamedWork(view, client_world.RUN, client_world.DOMAIN)
     assert not guard.names_work(LEAF)
     await guard.on_change([])
     return guard
@@ -62,11 +52,11 @@ async def guard_of(batch: Any, *cases: Any) -> NamedWork:
         (own(status=BatchStatus.WITHHELD), [], True),
         (own(status=BatchStatus.JUDGED), [], False),
         (own(voided_tx="0x"), [], False),
-        (own(run_id=RUN + 1), [], False),
+        (own(run_id=client_world.RUN + 1), [], False),
         (make_batch(1, [SUBMISSION, OTHER]), [], False),
         (make_batch(1, [SUBMISSION, OTHER]), [case()], True),
         (make_batch(1, [SUBMISSION, OTHER]), [case(closed=True)], False),
-        (make_batch(1, [SUBMISSION, OTHER]), [case(run_id=RUN + 1)], False),
+        (make_batch(1, [SUBMISSION, OTHER]), [case(run_id=client_world.RUN + 1)], False),
         (own(status=BatchStatus.JUDGED), [case()], True),
     ],
 )
@@ -84,15 +74,15 @@ def document(
     submission: Submission = SUBMISSION,
     ticket: Ticket | None = TICKET,
     *,
-    node: bytes = NODE_KEY,
+    node: bytes = client_world.NODE_KEY,
     orchestrator: bytes | None = None,
 ) -> bytes:
-    signed = sign_ticket(ticket, orchestrator) if ticket and orchestrator else None
+    signed = client_world.sign_ticket(ticket, orchestrator) if ticket and orchestrator else None
     entry = BatchEntry(
         submission=submission,
-        signature=sign_submission(submission, node),
+        signature=client_world.sign_submission(submission, node),
         ticket=ticket,
-        ticket_signature=signed or (sign_ticket(ticket) if ticket else None),
+        ticket_signature=signed or (client_world.sign_ticket(ticket) if ticket else None),
         received_at=1,
     )
     return entry.model_dump_json().encode()
@@ -104,10 +94,10 @@ def document(
         (b"{", "it does not parse"),
         (document(OTHER), "it is another submission"),
         (document(ticket=None), "there is no ticket"),
-        (document(orchestrator=OTHER_KEY), "not the run's orchestrator's"),
-        (document(ticket=make_ticket(index=9)), "another slot or policy"),
-        (document(ticket=make_ticket(policy_version=9)), "another slot or policy"),
-        (document(node=OTHER_KEY), "not signed by the worker's node"),
+        (document(orchestrator=client_world.OTHER_KEY), "not the run's orchestrator's"),
+        (document(ticket=client_world.make_ticket(index=9)), "another slot or policy"),
+        (document(ticket=client_world.make_ticket(policy_version=9)), "another slot or policy"),
+        (document(node=client_world.OTHER_KEY), "not signed by the worker's node"),
     ],
 )
 async def test_proofs_that_do_not_hold_are_refused(forged: bytes, why: str) -> None:
@@ -118,7 +108,7 @@ async def test_proofs_that_do_not_hold_are_refused(forged: bytes, why: str) -> N
 
 async def test_work_is_not_made_late_by_an_earlier_ticket_of_its_slot() -> None:
     guard = await guard_of(own())
-    later = make_ticket(deadline=TICKET.deadline + 60)
+    later = client_world.make_ticket(deadline=TICKET.deadline + 60)
     assert guard.work_fault(LEAF, document()) is None
     assert guard.work_fault(LEAF, document(ticket=later)) is None
     assert "later deadline" in (guard.work_fault(LEAF, document()) or "")

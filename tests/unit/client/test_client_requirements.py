@@ -6,15 +6,8 @@ import pytest
 from pydantic import ValidationError
 from worlds.client_world import CALIBRATION, RECIPE, RULES, TASK_SET
 
+from muster.client import preflight
 from muster.client.connections import with_context
-from muster.client.preflight import (
-    engine_name,
-    installed_version,
-    require_covered,
-    require_fit,
-    require_pinned_engine,
-    require_software,
-)
 from muster.client.settings import WorkerSettings
 from muster.client.tickets import longest_sample
 from muster.protocol.errors import ConfigError
@@ -43,7 +36,7 @@ def settings(**changes: object) -> WorkerSettings:
     ],
 )
 def test_software_as_new_as_the_pinned_is_taken(pinned: str, version: str) -> None:
-    require_software(pinning(pinned), version)
+    preflight.require_software(pinning(pinned), version)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +44,7 @@ def test_software_as_new_as_the_pinned_is_taken(pinned: str, version: str) -> No
 )
 def test_older_software_is_refused_with_the_way_to_upgrade(pinned: str, version: str) -> None:
     with pytest.raises(ConfigError, match=f"asks for {pinned} or newer") as caught:
-        require_software(pinning(pinned), version)
+        preflight.require_software(pinning(pinned), version)
     assert "pip install --upgrade muster-rl" in (caught.value.hint or "")
 
 
@@ -62,22 +55,22 @@ def test_a_recipe_cannot_pin_what_is_no_version(pinned: str) -> None:
 
 
 def test_an_engine_that_nobody_calibrated_is_refused_with_those_that_are() -> None:
-    require_covered(CALIBRATION, "transformers:float32")
+    preflight.require_covered(CALIBRATION, "transformers:float32")
     with pytest.raises(ConfigError, match="calibrated for transformers:float32, not for") as caught:
-        require_covered(CALIBRATION, engine_name(settings(dtype="bfloat16")))
+        preflight.require_covered(CALIBRATION, preflight.engine_name(settings(dtype="bfloat16")))
     assert "--dtype" in (caught.value.hint or "")
 
 
 def test_a_model_over_several_gpus_is_a_way_that_is_calibrated_by_itself() -> None:
-    spread = engine_name(settings(engine="vllm", device="cuda", tensor_parallel=2))
+    spread = preflight.engine_name(settings(engine="vllm", device="cuda", tensor_parallel=2))
     model = CALIBRATION.model.model_copy(update={"engine": "transformers:float32, vllm:float32"})
     calibration = CALIBRATION.model_copy(update={"model": model})
-    require_covered(calibration, "vllm:float32")
+    preflight.require_covered(calibration, "vllm:float32")
     with pytest.raises(ConfigError, match="not for vllm:float32:tp2") as caught:
-        require_covered(calibration, spread)
+        preflight.require_covered(calibration, spread)
     assert "--tensor-parallel" in (caught.value.hint or "")
     model = model.model_copy(update={"engine": "transformers:float32, vllm:float32:tp2"})
-    require_covered(CALIBRATION.model_copy(update={"model": model}), spread)
+    preflight.require_covered(CALIBRATION.model_copy(update={"model": model}), spread)
 
 
 @pytest.mark.parametrize("other", [{}, {"engine": "vllm"}, {"device": "cuda"}])
@@ -96,9 +89,9 @@ def test_an_engine_makes_room_for_the_longest_sample_of_the_run_unless_told_othe
 
 def test_an_engine_of_another_version_than_the_pinned_is_refused() -> None:
     torch = metadata.version("torch").split("+")[0]
-    require_pinned_engine([f"torch=={torch}; extra == 'model'"])
+    preflight.require_pinned_engine([f"torch=={torch}; extra == 'model'"])
     with pytest.raises(ConfigError, match=r"torch .* is installed, limits .* with 1\.0"):
-        require_pinned_engine(["torch==1.0; extra == 'model'"])
+        preflight.require_pinned_engine(["torch==1.0; extra == 'model'"])
 
 
 @pytest.mark.parametrize(
@@ -106,9 +99,9 @@ def test_an_engine_of_another_version_than_the_pinned_is_refused() -> None:
     ["no-such-package==1.0; extra == 'model'", "torch>=1; extra == 'model'", "torch==1.0", ""],
 )
 def test_what_is_not_installed_or_not_pinned_is_left_alone(requirement: str) -> None:
-    require_pinned_engine([requirement])
+    preflight.require_pinned_engine([requirement])
 
 
 def test_this_very_installation_is_fit() -> None:
-    require_fit(RECIPE, CALIBRATION, settings())
-    assert installed_version()
+    preflight.require_fit(RECIPE, CALIBRATION, settings())
+    assert preflight.installed_version()

@@ -14,17 +14,8 @@ from hypothesis import given, settings, strategies as st
 from task_packages import PROBLEMS, TASK_SETS
 
 from muster.protocol.errors import ConfigError, EncodingError, StorageError, TaskError
-from muster.tasks import Problem, TaskSet, parquet_rows, row_files
+from muster.tasks import Problem, TaskSet, importing, parquet_rows, row_files
 from muster.tasks.document import Added, DocumentWriter
-from muster.tasks.importing import (
-    MAX_LITERAL_PARTS,
-    Columns,
-    Import,
-    Imported,
-    encode_row,
-    import_rows,
-    parse_object,
-)
 from muster.tasks.row_files import Unreadable, read_rows, write_parquet
 from muster.tasks.toys import make_sort
 
@@ -40,8 +31,8 @@ ROW = {
 }
 
 
-def encoded(row: Any, columns: Columns | None = None) -> dict[str, Any]:
-    _, line = encode_row(row, columns or Columns(), number=7)
+def encoded(row: Any, columns: importing.Columns | None = None) -> dict[str, Any]:
+    _, line = importing.encode_row(row, columns or importing.Columns(), number=7)
     problem: dict[str, Any] = json.loads(line)
     return problem
 
@@ -76,7 +67,7 @@ def test_numbers_as_ids_and_absent_fields_are_filled() -> None:
 
 
 def test_columns_of_other_names_are_mapped() -> None:
-    columns = Columns(
+    columns = importing.Columns(
         {"prompt": "question", "gold_standard_solution": "answer"}, {"task_type": "t"}
     )
     row = {"question": "1+1?", "answer": 2, "id": "x"}
@@ -106,7 +97,10 @@ def test_columns_of_other_names_are_mapped() -> None:
         ({"verification_info": "{'a': array([1])}"}, "neither JSON nor"),
         ({"verification_info": "{'a': " + "[" * 60 + "]" * 60 + "}"}, "nested deeper"),
         ({"verification_info": "{'a': " + "-" * 200 + "1}"}, "nested deeper"),
-        ({"verification_info": "{'a': [" + "1," * MAX_LITERAL_PARTS + "]}"}, "more than 50000"),
+        (
+            {"verification_info": "{'a': [" + "1," * importing.MAX_LITERAL_PARTS + "]}"},
+            "more than 50000",
+        ),
         ({"verification_info": '{"a": ' + "[" * 100_000}, "nested deeper|neither"),
         ({"verification_info": " " * (1 << 20) + "{'a':1}"}, "more than 1048576"),
         ({"verification_info": {"a": 2**53}}, "cannot be canonical JSON"),
@@ -117,19 +111,19 @@ def test_columns_of_other_names_are_mapped() -> None:
 )
 def test_row_without_one_meaning_is_refused(changed: dict[str, Any], reason: str) -> None:
     with pytest.raises(EncodingError, match=reason):
-        encode_row(ROW | changed, Columns(), number=1)
+        importing.encode_row(ROW | changed, importing.Columns(), number=1)
 
 
 @pytest.mark.parametrize("row", [None, [], "text", 5])
 def test_what_is_no_row_is_refused(row: Any) -> None:
     with pytest.raises(EncodingError, match="not an object"):
-        encode_row(row, Columns(), number=1)
+        importing.encode_row(row, importing.Columns(), number=1)
 
 
 @given(st.text(max_size=60) | st.text("{}[]()'\",:-~ 1a\\", max_size=60))
 def test_reading_a_text_is_total(text: str) -> None:
     with suppress(EncodingError):
-        assert isinstance(parse_object("metadata", text), dict)
+        assert isinstance(importing.parse_object("metadata", text), dict)
 
 
 @given(PROBLEMS)
@@ -186,9 +180,9 @@ def test_writer_names_a_disk_that_fails(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------- files
 
 
-def imported(folder: Path, source: Path, **changes: Any) -> Imported:
-    plan = Import(folder / "out.jsonl", "n", "1", **changes)
-    return import_rows(read_rows(source), plan)
+def imported(folder: Path, source: Path, **changes: Any) -> importing.Imported:
+    plan = importing.Import(folder / "out.jsonl", "n", "1", **changes)
+    return importing.import_rows(read_rows(source), plan)
 
 
 def lines(*rows: Any) -> bytes:
@@ -245,8 +239,8 @@ def test_document_imports_as_itself(
 ) -> None:
     folder = tmp_path_factory.mktemp("i")
     tasks.write(folder / "in")
-    plan = Import(folder / "out", tasks.name, tasks.version)
-    assert import_rows(read_rows(folder / "in"), plan).root == tasks.hash()
+    plan = importing.Import(folder / "out", tasks.name, tasks.version)
+    assert importing.import_rows(read_rows(folder / "in"), plan).root == tasks.hash()
 
 
 def test_data_sets_of_hugging_face_are_read_from_disk(

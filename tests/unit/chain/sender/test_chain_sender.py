@@ -8,15 +8,7 @@ from sender_fakes import POLICY, REVERT, TO, Pool
 
 from muster.chain import SendJournal
 from muster.chain.outgoing import highest_fee
-from muster.protocol.errors import (
-    ChainError,
-    ChainUnreachable,
-    ConfigError,
-    ContractRevert,
-    RpcError,
-    StorageError,
-    TransactionLost,
-)
+from muster.protocol import errors
 
 
 async def test_send_returns_the_receipt(pool: Pool) -> None:
@@ -69,10 +61,10 @@ async def test_concurrent_sends_get_different_nonces_before_any_is_mined(pool: P
 async def test_revert_found_by_the_estimate_sends_nothing(pool: Pool) -> None:
 
     def estimate(_call: Any, _block: str) -> str:
-        raise RpcError("execution reverted", code=3, data=REVERT)
+        raise errors.RpcError("execution reverted", code=3, data=REVERT)
 
     pool.methods["eth_estimateGas"] = estimate
-    with pytest.raises(ContractRevert, match=r"LedgerPaused\(7\)") as error:
+    with pytest.raises(errors.ContractRevert, match=r"LedgerPaused\(7\)") as error:
         await pool.sender().send(TO, b"")
     assert error.value.tx is None
     assert pool.sent == []
@@ -80,7 +72,7 @@ async def test_revert_found_by_the_estimate_sends_nothing(pool: Pool) -> None:
 
 async def test_mined_revert_is_decoded_with_its_transaction(pool: Pool) -> None:
     pool.status = 0
-    with pytest.raises(ContractRevert, match=r"LedgerPaused\(7\)") as error:
+    with pytest.raises(errors.ContractRevert, match=r"LedgerPaused\(7\)") as error:
         await pool.sender().send(TO, b"")
     assert error.value.tx == pool.sent[0]["hash"]
 
@@ -88,7 +80,7 @@ async def test_mined_revert_is_decoded_with_its_transaction(pool: Pool) -> None:
 async def test_mined_revert_without_a_reason_is_reported(pool: Pool) -> None:
     pool.status = 0
     pool.methods["eth_call"] = lambda _call, _block: "0x"
-    with pytest.raises(ContractRevert, match="without a reason"):
+    with pytest.raises(errors.ContractRevert, match="without a reason"):
         await pool.sender().send(TO, b"")
 
 
@@ -100,7 +92,7 @@ async def test_mined_revert_is_reported_when_its_reason_cannot_be_asked_for(pool
 
     pool.methods["eth_call"] = call
     pool.timeout_s = 0.5
-    with pytest.raises(ContractRevert, match="without a reason") as error:
+    with pytest.raises(errors.ContractRevert, match="without a reason") as error:
         await pool.sender().send(TO, b"")
     assert error.value.tx == pool.sent[0]["hash"]
     assert "could not be asked why: replay the transaction at block 1" in str(error.value.hint)
@@ -117,7 +109,7 @@ async def test_mined_revert_keeps_its_reason_when_the_endpoint_is_briefly_away(p
         return answers(call, block)
 
     pool.methods["eth_call"] = call
-    with pytest.raises(ContractRevert, match=r"LedgerPaused\(7\)"):
+    with pytest.raises(errors.ContractRevert, match=r"LedgerPaused\(7\)"):
         await pool.sender().send(TO, b"")
     assert asked == ["0x1"] * POLICY.send_attempts
 
@@ -125,17 +117,17 @@ async def test_mined_revert_keeps_its_reason_when_the_endpoint_is_briefly_away(p
 async def test_missing_gas_money_has_a_hint(pool: Pool) -> None:
 
     def estimate(_call: Any, _block: str) -> str:
-        raise RpcError("Insufficient funds for gas * price + value", code=-32003)
+        raise errors.RpcError("Insufficient funds for gas * price + value", code=-32003)
 
     pool.methods["eth_estimateGas"] = estimate
-    with pytest.raises(RpcError, match=r"(?i)insufficient funds") as error:
+    with pytest.raises(errors.RpcError, match=r"(?i)insufficient funds") as error:
         await pool.sender().send(TO, b"")
     assert "gas" in str(error.value.hint)
 
 
 async def test_failed_side_questions_are_reported(pool: Pool) -> None:
     del pool.methods["eth_getTransactionCount"]
-    with pytest.raises(RpcError, match="eth_getTransactionCount failed"):
+    with pytest.raises(errors.RpcError, match="eth_getTransactionCount failed"):
         await pool.sender().send(TO, b"")
 
 
@@ -151,17 +143,17 @@ async def test_nonce_taken_by_another_writer_is_skipped(pool: Pool) -> None:
 
 
 async def test_nonce_that_stays_wrong_is_given_up(pool: Pool) -> None:
-    pool.refusals = [RpcError("nonce too low", code=-32000)] * 50
+    pool.refusals = [errors.RpcError("nonce too low", code=-32000)] * 50
     # An endpoint that contradicts itself: the nonce that it reports as next is already used.
     counts = {"pending": 7, "latest": 8}
     pool.methods["eth_getTransactionCount"] = lambda _account, block: hex(counts[block])
-    with pytest.raises(ChainError, match="in 5 tries") as error:
+    with pytest.raises(errors.ChainError, match="in 5 tries") as error:
         await pool.sender().send(TO, b"")
     assert "same key" in str(error.value.hint)
 
 
 async def test_underpriced_transaction_is_sent_dearer(pool: Pool) -> None:
-    pool.refusals = [RpcError("transaction underpriced", code=-32000)]
+    pool.refusals = [errors.RpcError("transaction underpriced", code=-32000)]
     await pool.sender().send(TO, b"")
     assert pool.sent[0]["maxFeePerGas"] >= 1.25 * 3 * 10**9
 
@@ -171,7 +163,7 @@ async def test_known_transaction_counts_as_sent(pool: Pool) -> None:
 
     def send(raw: str) -> str:
         original(raw)
-        raise RpcError("already known", code=-32000)
+        raise errors.RpcError("already known", code=-32000)
 
     pool.methods["eth_sendRawTransaction"] = send
     assert await pool.sender().send(TO, b"")
@@ -184,7 +176,7 @@ async def test_transaction_mined_behind_a_lost_answer_is_found(pool: Pool) -> No
     def send(raw: str) -> str:
         original(raw)
         # The repeated request meets a nonce that the first one used.
-        raise RpcError("nonce too low", code=-32000)
+        raise errors.RpcError("nonce too low", code=-32000)
 
     pool.methods["eth_sendRawTransaction"] = send
     receipt = await pool.sender().send(TO, b"")
@@ -193,8 +185,8 @@ async def test_transaction_mined_behind_a_lost_answer_is_found(pool: Pool) -> No
 
 
 async def test_other_refusals_are_raised(pool: Pool) -> None:
-    pool.refusals = [RpcError("intrinsic gas too low", code=-32000)]
-    with pytest.raises(RpcError, match="intrinsic gas too low"):
+    pool.refusals = [errors.RpcError("intrinsic gas too low", code=-32000)]
+    with pytest.raises(errors.RpcError, match="intrinsic gas too low"):
         await pool.sender().send(TO, b"")
 
 
@@ -214,7 +206,7 @@ async def test_slow_transaction_is_sent_again_with_higher_fees(pool: Pool) -> No
 
 async def test_transaction_that_is_never_mined_is_lost(pool: Pool) -> None:
     pool.auto = False
-    with pytest.raises(TransactionLost, match="not mined within 60 s") as error:
+    with pytest.raises(errors.TransactionLost, match="not mined within 60 s") as error:
         await pool.sender().send(TO, b"")
     assert error.value.tx == pool.sent[-1]["hash"]
     assert 60 <= pool.now < 65
@@ -223,7 +215,7 @@ async def test_transaction_that_is_never_mined_is_lost(pool: Pool) -> None:
 async def test_lost_transaction_is_brought_to_an_end_before_the_next_is_sent(pool: Pool) -> None:
     pool.auto = False
     sender = pool.sender()
-    with pytest.raises(TransactionLost):
+    with pytest.raises(errors.TransactionLost):
         await sender.send(TO, b"")
     pool.auto = True
     await sender.send(TO, b"\1")
@@ -245,7 +237,7 @@ async def test_outage_while_waiting_only_delays(pool: Pool) -> None:
 
 async def test_outage_before_sending_is_raised(pool: Pool) -> None:
     pool.failures = [OSError()]
-    with pytest.raises(ChainUnreachable):
+    with pytest.raises(errors.ChainUnreachable):
         await pool.sender().send(TO, b"")
     await pool.sender().send(TO, b"")
 
@@ -275,7 +267,7 @@ async def test_polling_starts_short_and_grows(pool: Pool) -> None:
         await original(seconds)
 
     pool.sleep = sleep  # type: ignore[method-assign]
-    with pytest.raises(TransactionLost):
+    with pytest.raises(errors.TransactionLost):
         await pool.sender().send(TO, b"")
     assert pauses[0] == 0.05
     assert pauses == sorted(pauses)
@@ -304,18 +296,18 @@ async def test_endpoint_that_does_not_count_transactions_is_reported(
 
     def count(_account: str, asked: str) -> str:
         if asked == block:
-            raise RpcError("state is not available", code=-32000)
+            raise errors.RpcError("state is not available", code=-32000)
         return "0x0"
 
     pool.methods["eth_getTransactionCount"] = count
-    with pytest.raises(RpcError, match="state is not available"):
+    with pytest.raises(errors.RpcError, match="state is not available"):
         await pool.sender().send(TO, b"")
     assert pool.sent == []
 
 
 async def test_fees_that_are_never_enough_are_given_up(pool: Pool) -> None:
-    pool.refusals = [RpcError("transaction underpriced", code=-32000)] * 50
-    with pytest.raises(ChainError, match="in 5 tries"):
+    pool.refusals = [errors.RpcError("transaction underpriced", code=-32000)] * 50
+    with pytest.raises(errors.ChainError, match="in 5 tries"):
         await pool.sender().send(TO, b"")
     assert pool.sent == []
 
@@ -323,7 +315,7 @@ async def test_fees_that_are_never_enough_are_given_up(pool: Pool) -> None:
 async def test_closed_sender_sends_nothing(pool: Pool, tmp_path: Path) -> None:
     sender = pool.sender(journal=SendJournal(tmp_path / "journal", "scope"))
     sender.close()
-    with pytest.raises(StorageError):
+    with pytest.raises(errors.StorageError):
         await sender.send(TO, b"")
     assert pool.sent == []
 
@@ -337,7 +329,7 @@ def test_highest_fee_is_what_the_environment_says(said: str | None, wei: int) ->
 
 @pytest.mark.parametrize("said", ["", "0", "-1", "nan", "inf", "1000001", "30 gwei"])
 def test_highest_fee_that_is_no_price_is_refused(said: str) -> None:
-    with pytest.raises(ConfigError, match=f"MUSTER_MAX_FEE_GWEI is '{said}'"):
+    with pytest.raises(errors.ConfigError, match=f"MUSTER_MAX_FEE_GWEI is '{said}'"):
         highest_fee({"MUSTER_MAX_FEE_GWEI": said})
 
 
@@ -353,14 +345,14 @@ async def test_refusal_by_a_node_that_lags_is_asked_again(
         asked[0] += 1
         if asked[0] > 2:
             return hex(100_000)
-        raise RpcError("execution reverted", code=3, data=REVERT)
+        raise errors.RpcError("execution reverted", code=3, data=REVERT)
 
     def newest(number: str, full: bool) -> Any:
         return {**block(number, full), "number": hex(mined - behind if asked[0] <= 2 else mined)}
 
     pool.methods |= {"eth_estimateGas": estimate, "eth_getBlockByNumber": newest}
     if is_believed:
-        with pytest.raises(ContractRevert, match="LedgerPaused"):
+        with pytest.raises(errors.ContractRevert, match="LedgerPaused"):
             await sender.send(TO, b"deposit")
         assert asked == [1]
     else:

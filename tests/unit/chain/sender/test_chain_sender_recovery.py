@@ -13,14 +13,7 @@ from sender_fakes import KEY, POLICY, TO, Pool, until
 
 from muster.chain import SendJournal, SendPolicy, TransactionSender
 from muster.chain.send_journal import ActionState
-from muster.protocol.errors import (
-    ChainError,
-    ChainUnreachable,
-    ContractRevert,
-    RpcError,
-    StorageError,
-    TransactionLost,
-)
+from muster.protocol import errors
 
 
 @pytest.fixture
@@ -67,9 +60,9 @@ async def test_other_labels_are_other_actions(journal: SendJournal) -> None:
 async def test_label_of_another_call_is_refused(pool: Pool, journal: SendJournal) -> None:
     sender = pool.sender(journal=journal)
     await sender.send(TO, b"\1\2\3\4 one", label="commit 17")
-    with pytest.raises(ChainError, match=r"names a call of .*:01020304, not of .*:05060708"):
+    with pytest.raises(errors.ChainError, match=r"names a call of .*:01020304, not of .*:05060708"):
         await sender.send(TO, b"\5\6\7\x08", label="commit 17")
-    with pytest.raises(ChainError, match="names a call of"):
+    with pytest.raises(errors.ChainError, match="names a call of"):
         await sender.send(address(6), b"\1\2\3\4 one", label="commit 17")
     await sender.send(TO, b"\1\2\3\4 two", label="commit 17")
     assert len(pool.sent) == 1
@@ -89,7 +82,7 @@ async def test_tasks_of_one_label_share_one_transaction(pool: Pool, journal: Sen
 async def test_label_is_free_after_a_revert(pool: Pool, journal: SendJournal) -> None:
     sender = pool.sender(journal=journal)
     pool.status = 0
-    with pytest.raises(ContractRevert, match=r"LedgerPaused\(7\)"):
+    with pytest.raises(errors.ContractRevert, match=r"LedgerPaused\(7\)"):
         await sender.send(TO, b"\1", label="one")
     assert await sender.receipt_of("one") is None
     pool.status = 1
@@ -99,8 +92,8 @@ async def test_label_is_free_after_a_revert(pool: Pool, journal: SendJournal) ->
 
 async def test_label_of_a_refused_transaction_is_free(pool: Pool, journal: SendJournal) -> None:
     sender = pool.sender(journal=journal)
-    pool.refusals = [RpcError("intrinsic gas too low", code=-32000)]
-    with pytest.raises(RpcError, match="intrinsic gas"):
+    pool.refusals = [errors.RpcError("intrinsic gas too low", code=-32000)]
+    with pytest.raises(errors.RpcError, match="intrinsic gas"):
         await sender.send(TO, b"\1", label="one")
     await sender.send(TO, b"\1", label="one")
     assert datas(pool) == [(0, b"\1")]
@@ -219,14 +212,14 @@ async def test_recovery_says_which_transaction_is_stuck(pool: Pool, journal: Sen
     pool.auto = False
     sender = pool.sender(journal=journal)
     await abandoned(pool, sender, b"\1", "commit 17")
-    with pytest.raises(TransactionLost, match=r"\(commit 17\) was not mined within 60 s"):
+    with pytest.raises(errors.TransactionLost, match=r"\(commit 17\) was not mined within 60 s"):
         await sender.send(TO, b"\2")
     assert {data for _, data in datas(pool)} == {b"\1"}
 
 
 async def test_recovery_without_a_chain_says_so_at_once(pool: Pool, journal: SendJournal) -> None:
     pool.failures = [OSError()]
-    with pytest.raises(ChainUnreachable):
+    with pytest.raises(errors.ChainUnreachable):
         await pool.sender(journal=journal).recover()
     assert pool.now == 0.0
 
@@ -235,7 +228,7 @@ async def test_nothing_is_sent_that_could_not_be_journaled(tmp_path: Path) -> No
     pool, journal = Pool(), SendJournal(tmp_path / "journal", "scope")
     sender = pool.sender(journal=journal)
     journal.close()
-    with pytest.raises(StorageError):
+    with pytest.raises(errors.StorageError):
         await sender.send(TO, b"\1")
     assert pool.sent == []
 
@@ -298,7 +291,7 @@ async def test_transaction_below_the_base_fee_is_paid_more_for_at_once(
     await abandoned(pool, pool.sender(journal=journal), b"\1", "one")
     pool.waiting.clear()
     pool.auto = True
-    pool.refusals = [RpcError("max fee per gas less than block base fee", code=-32003)] * 2
+    pool.refusals = [errors.RpcError("max fee per gas less than block base fee", code=-32003)] * 2
     await pool.sender(journal=journal).recover()
     assert pool.now < POLICY.bump_after_s
     assert pool.sent[1]["maxFeePerGas"] > pool.sent[0]["maxFeePerGas"]
@@ -307,7 +300,7 @@ async def test_transaction_below_the_base_fee_is_paid_more_for_at_once(
 async def test_fees_have_a_cap(pool: Pool, journal: SendJournal) -> None:
     pool.auto = False
     policy = SendPolicy(bump_after_s=10, give_up_after_s=200, highest_fee_wei=5 * 10**9)
-    with pytest.raises(TransactionLost):
+    with pytest.raises(errors.TransactionLost):
         await pool.sender(policy, journal).send(TO, b"\1")
     fees = [t["maxFeePerGas"] for t in pool.sent]
     # A third bump would exceed the cap, and a bump up to the cap is too small to replace.
@@ -342,7 +335,7 @@ async def test_outage_during_a_bump_only_delays(
     def flaky(*args: Any) -> Any:
         if failures:
             failures.pop()
-            raise RpcError("busy", code=-32005)
+            raise errors.RpcError("busy", code=-32005)
         return original(*args)
 
     pool.methods[method] = flaky
@@ -370,7 +363,7 @@ async def test_action_whose_nonce_another_program_used_is_done_anew(
 async def test_nonce_that_waits_for_another_program_is_not_fought_over(
     pool: Pool, journal: SendJournal
 ) -> None:
-    pool.refusals = [RpcError("replacement transaction underpriced", code=-32000)]
+    pool.refusals = [errors.RpcError("replacement transaction underpriced", code=-32000)]
     counts = iter([0, 0, 1])
     pool.methods["eth_getTransactionCount"] = lambda _account, block: hex(
         next(counts) if block == "pending" else pool.confirmed
@@ -401,7 +394,7 @@ async def test_label_is_not_repeated_when_its_receipt_is_no_longer_served(
     await pool.sender(journal=journal).send(TO, b"\1", label="one")
     pool.mined.clear()
     pool.methods["eth_getBlockByNumber"] = lambda _number, _full: {"hash": "0x" + "1b" * 32}
-    with pytest.raises(ChainError, match="does not serve its receipt"):
+    with pytest.raises(errors.ChainError, match="does not serve its receipt"):
         await pool.sender(journal=journal).send(TO, b"\1", label="one")
     assert len(pool.sent) == 1
 
@@ -509,7 +502,7 @@ async def test_neither_key_nor_raw_transaction_is_logged(
     pool: Pool, journal: SendJournal, caplog: pytest.LogCaptureFixture
 ) -> None:
     pool.auto = False
-    with caplog.at_level(logging.DEBUG), pytest.raises(TransactionLost):
+    with caplog.at_level(logging.DEBUG), pytest.raises(errors.TransactionLost):
         await pool.sender(journal=journal).send(TO, b"\1" * 40, label="one")
     raws = [attempt.raw.hex() for attempt in (await journal.pending())[0].attempts]
     lines = " ".join(str(record.__dict__) for record in caplog.records)

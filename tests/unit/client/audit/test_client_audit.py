@@ -15,17 +15,7 @@ import rlp
 from hypothesis import given, settings, strategies as st
 from trie import HexaryTrie
 
-from muster.chain import (
-    BatchView,
-    BlockId,
-    CaseView,
-    Deployment,
-    Event,
-    Funds,
-    RunConfig,
-    RunTerms,
-    StakeAccount,
-)
+from muster import chain
 from muster.client.audit import money, work
 from muster.client.audit.contradictions import MAX_LISTED, Contradiction, Kind, summarise
 from muster.client.audit.dump import DumpedBlock, DumpEnd, DumpReader, write_dump
@@ -129,7 +119,7 @@ def a_record(number: int = 0, **changes: Any) -> OutcomeRecord:
     return OutcomeRecord(**{**values, **changes})
 
 
-def a_batch(batch_id: int, found: list[OutcomeRecord], **changes: Any) -> BatchView:
+def a_batch(batch_id: int, found: list[OutcomeRecord], **changes: Any) -> chain.BatchView:
     values: dict[str, Any] = {
         **{"batch_id": batch_id, "run_id": RUN, "root": keccak(b"root"), "count": len(found)},
         **{"units": sum(r.units for r in found), "price_per_unit": 10**15, "committed_at": 100},
@@ -137,10 +127,10 @@ def a_batch(batch_id: int, found: list[OutcomeRecord], **changes: Any) -> BatchV
         **{"block_number": 10 * batch_id, "tx_hash": "0xc", "posted_at": 120 + batch_id},
         **{"posted_block": 10 * batch_id + 1, "posted_tx": "0xp", "records": found},
     }
-    return BatchView(**{**values, **changes})
+    return chain.BatchView(**{**values, **changes})
 
 
-def table_of(*batches: BatchView) -> OutcomeTable:
+def table_of(*batches: chain.BatchView) -> OutcomeTable:
     view = Ledger()
     view.batches = {batch.batch_id: batch for batch in batches}
     return tabulate(view)
@@ -290,7 +280,7 @@ def tallied(votes: list[int]) -> int | None:
 
 @given(st.lists(st.sampled_from(RULINGS), max_size=7), st.sampled_from(RULINGS))
 def test_what_votes_decide_is_what_the_court_counts(votes: list[int], recorded: int) -> None:
-    case = CaseView(keccak(b"case"), 1, RUN, 1, 0, WORKER, recorded, 9, 7, 100, "0xo")
+    case = chain.CaseView(keccak(b"case"), 1, RUN, 1, 0, WORKER, recorded, 9, 7, 100, "0xo")
     case.votes = dict(zip(JURORS, votes, strict=False))
     assert case.leading == tallied(votes)
     if case.leading is None:
@@ -444,15 +434,15 @@ def test_a_filter_never_misses_and_mostly_tells() -> None:
 
 # Dumps
 
-DEPLOYMENT = Deployment(31337, 1, {"ContributionLedger": WORKER}, {"challenge_window_s": 30})
+DEPLOYMENT = chain.Deployment(31337, 1, {"ContributionLedger": WORKER}, {"challenge_window_s": 30})
 OBSERVED = Observed(
     vault_wei=10**30,
     escrow_wei=0,
     court_wei=0,
-    stakes={(RUN, WORKER): StakeAccount(1, 2, 3, 4)},
+    stakes={(RUN, WORKER): chain.StakeAccount(1, 2, 3, 4)},
     runs=1,
     batches=2,
-    funds={RUN: Funds(5, 6)},
+    funds={RUN: chain.Funds(5, 6)},
     versions={RUN: None},
     strange=frozenset({2}),
     parameters=Parameters(*range(14)),
@@ -461,11 +451,11 @@ OBSERVED = Observed(
     announced={Hash32(keccak(b"case")): (8, 9)},
     timestamp=1_700_000_000,
 )
-HEAD = BlockId(9, keccak(b"head"))
+HEAD = chain.BlockId(9, keccak(b"head"))
 
 
 def test_a_dump_gives_back_what_was_put_in(tmp_path: Path) -> None:
-    block = DumpedBlock(BlockId(3, keccak(b"3")), 7, [], {"hash": "0x"}, [])
+    block = DumpedBlock(chain.BlockId(3, keccak(b"3")), 7, [], {"hash": "0x"}, [])
     path = tmp_path / "dump.gz"
     assert write_dump(path, DEPLOYMENT, [block], lambda: DumpEnd(HEAD, OBSERVED)) == 1
     reader = DumpReader(path)
@@ -536,13 +526,13 @@ def test_a_contradiction_says_where_it_is() -> None:
 # The ledger
 
 
-def event(number: int, name: str, **args: Any) -> Event:
+def event(number: int, name: str, **args: Any) -> chain.Event:
     block = keccak(b"%d" % number)
-    return Event("RunRegistry", name, args, number, block, number, 0, f"0x{number:064x}")
+    return chain.Event("RunRegistry", name, args, number, block, number, 0, f"0x{number:064x}")
 
 
-CONFIG = RunConfig(
-    WORKER, WORKER, *(keccak(b"x"),) * 4, terms=RunTerms(1, 1, 1, 1), validators=(WORKER,)
+CONFIG = chain.RunConfig(
+    WORKER, WORKER, *(keccak(b"x"),) * 4, terms=chain.RunTerms(1, 1, 1, 1), validators=(WORKER,)
 )
 
 

@@ -19,18 +19,11 @@ from muster.client.audit.contradictions import Kind
 from muster.client.audit.evidence import EvidenceFolders
 from muster.client.audit.ledger import Ledger
 from muster.client.audit.outcome_table import tabulate
+from muster.protocol import schedule
 from muster.protocol.eip712 import Domain, address_of, digest, sign
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step, to_address
 from muster.protocol.messages import OutcomeRecord, Outcomes, Reason, Verdict, pack_records
-from muster.protocol.schedule import (
-    SignedOutcomes,
-    Timing,
-    batch_seed,
-    draw_order,
-    plan_calls,
-    timeout_of,
-)
 
 RUN, QUORUM, DEADLINE_S, BEGIN = RunId(1), 2, 80, 1000
 BENCH = tuple(to_address(keccak(b"validator %d" % i)[:20]) for i in range(7))
@@ -39,8 +32,8 @@ OTHER = keccak(b"other outcomes")
 
 
 def order_of(batch_id: int) -> tuple[Address, ...]:
-    seed = batch_seed(keccak(b"block %d" % batch_id), RUN, batch_id, keccak(b"root"))
-    return draw_order(seed, BENCH)
+    seed = schedule.batch_seed(keccak(b"block %d" % batch_id), RUN, batch_id, keccak(b"root"))
+    return schedule.draw_order(seed, BENCH)
 
 
 def a_batch(
@@ -159,7 +152,7 @@ def test_the_check_counts_grounds_and_notes_what_the_chain_does_not_show() -> No
 @given(st.data())
 def test_what_the_schedule_decides_is_never_held_against_anybody(data: st.DataObject) -> None:
     """For any outcomes at any times: if the production rule posts, the audit finds a ground."""
-    timeout_s = data.draw(st.integers(1, timeout_of(DEADLINE_S)))
+    timeout_s = data.draw(st.integers(1, schedule.timeout_of(DEADLINE_S)))
     batch = a_batch(5, ())
     order, posted = order_of(5), batch.records_hash
     assert posted is not None
@@ -170,12 +163,14 @@ def test_what_the_schedule_decides_is_never_held_against_anybody(data: st.DataOb
         if data.draw(st.booleans())
     }
     statements = [
-        SignedOutcomes(who, of, not is_alarm if of == posted else data.draw(st.booleans()), at)
+        schedule.SignedOutcomes(
+            who, of, not is_alarm if of == posted else data.draw(st.booleans()), at
+        )
         for who, (of, at) in said.items()
     ]
     now = BEGIN + data.draw(st.integers(0, 79))
-    timing = Timing(BEGIN, DEADLINE_S, timeout_s)
-    plan = plan_calls(order, QUORUM, timing, now, statements)
+    timing = schedule.Timing(BEGIN, DEADLINE_S, timeout_s)
+    plan = schedule.plan_calls(order, QUORUM, timing, now, statements)
     if plan.decision != posted:
         return
     agreeing = [who for who, (of, at) in said.items() if of == posted and at <= now]
@@ -278,7 +273,7 @@ def kept(tmp_path: Path) -> Any:
     """A batch that the first two of its order signed, with their statements on disk."""
     bench = tuple(KEYS)
     batch = a_batch(5, (), seated=bench, validators=bench)
-    order = draw_order(batch_seed(batch.beacon, RUN, 5, batch.root), bench)
+    order = schedule.draw_order(schedule.batch_seed(batch.beacon, RUN, 5, batch.root), bench)
     view = a_view(batch)
     view.runs[RUN].seats = {who: 1 << place for place, who in enumerate(bench)}
     history: Any = SimpleNamespace(

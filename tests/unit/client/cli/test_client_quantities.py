@@ -5,15 +5,8 @@ import sys
 import pytest
 from hypothesis import given, strategies as st
 
+from muster.client import quantities
 from muster.client.cli.printing import plain_table, print_facts, print_table, printable
-from muster.client.quantities import (
-    format_coins,
-    format_duration,
-    format_share,
-    format_size,
-    format_time,
-    format_tokens,
-)
 
 
 @pytest.mark.parametrize(
@@ -31,21 +24,21 @@ from muster.client.quantities import (
     ],
 )
 def test_durations_have_their_two_largest_units(seconds: float, text: str) -> None:
-    assert format_duration(seconds) == text
+    assert quantities.format_duration(seconds) == text
 
 
 @pytest.mark.parametrize(
     ("size", "text"), [(0, "0 B"), (1023, "1023 B"), (1 << 20, "1.0 MiB"), (3 << 39, "1.5 TiB")]
 )
 def test_sizes_are_binary(size: int, text: str) -> None:
-    assert format_size(size) == text
+    assert quantities.format_size(size) == text
 
 
 def test_other_quantities_are_short_and_exact() -> None:
-    assert format_time(0) == "1970-01-01 00:00:00 UTC"
-    assert format_share(12_500) == "1.25 %"
-    assert format_tokens(-(10**17)) == "-0.1"
-    assert format_coins(123_456_789 * 10**9) == "0.123457"
+    assert quantities.format_time(0) == "1970-01-01 00:00:00 UTC"
+    assert quantities.format_share(12_500) == "1.25 %"
+    assert quantities.format_tokens(-(10**17)) == "-0.1"
+    assert quantities.format_coins(123_456_789 * 10**9) == "0.123457"
 
 
 def test_a_table_keeps_its_columns_when_it_is_piped() -> None:

@@ -23,16 +23,7 @@ from worlds.client_world import (
 )
 
 from muster.chain.structs import Offence
-from muster.client.cli.trap import (
-    PlanOnChain,
-    TrapFate,
-    find_anchor,
-    find_traps,
-    require_before,
-    score,
-    to_challenge,
-    trap,
-)
+from muster.client.cli import trap
 from muster.client.validator.judging import examine
 from muster.client.worker.trapping import TrapJournal, TrapWorker, lay
 from muster.protocol.encoding import keccak
@@ -132,23 +123,25 @@ def case(**values: bool) -> Any:
 @pytest.mark.parametrize(
     ("verdict", "about", "fate"),
     [
-        (Verdict.REJECTED, None, TrapFate.CAUGHT),
-        (Verdict.FRAUD, None, TrapFate.CAUGHT),
-        (Verdict.ACCEPTED, None, TrapFate.MISSED),
-        (Verdict.ACCEPTED, case(), TrapFate.CHALLENGED),
-        (Verdict.ACCEPTED, case(closed=True, overturned=True), TrapFate.OVERTURNED),
-        (Verdict.ACCEPTED, case(closed=True), TrapFate.MISSED),
+        (Verdict.REJECTED, None, trap.TrapFate.CAUGHT),
+        (Verdict.FRAUD, None, trap.TrapFate.CAUGHT),
+        (Verdict.ACCEPTED, None, trap.TrapFate.MISSED),
+        (Verdict.ACCEPTED, case(), trap.TrapFate.CHALLENGED),
+        (Verdict.ACCEPTED, case(closed=True, overturned=True), trap.TrapFate.OVERTURNED),
+        (Verdict.ACCEPTED, case(closed=True), trap.TrapFate.MISSED),
     ],
 )
-def test_fate_follows_from_verdict_and_case(verdict: Verdict, about: Any, fate: TrapFate) -> None:
+def test_fate_follows_from_verdict_and_case(
+    verdict: Verdict, about: Any, fate: trap.TrapFate
+) -> None:
     view, _ = world(verdict, about)
-    [found] = find_traps(view, PLAN)
+    [found] = trap.find_traps(view, PLAN)
     assert (found.fate, found.signers) == (fate, tuple(sorted((ME, PEER))))
-    right = fate is TrapFate.CAUGHT
-    assert score([found]) == {
+    right = fate is trap.TrapFate.CAUGHT
+    assert trap.score([found]) == {
         who: {"caught": int(right), "missed": int(not right)} for who in (ME, PEER)
     }
-    assert bool(to_challenge([found])) is (fate is TrapFate.MISSED)
+    assert bool(trap.to_challenge([found])) is (fate is trap.TrapFate.MISSED)
 
 
 def test_who_lost_stake_for_a_trap_is_named() -> None:
@@ -164,15 +157,15 @@ def test_who_lost_stake_for_a_trap_is_named() -> None:
         SimpleNamespace(**wrong, amount_wei=5),
         *(SimpleNamespace(**wrong | other, amount_wei=7) for other in others),
     ]
-    [found] = find_traps(view, PLAN)
+    [found] = trap.find_traps(view, PLAN)
     assert found.slashed == {PEER: 5}
 
 
 def test_file_that_stayed_honest_counts_for_nobody() -> None:
     view, record = world(Verdict.ACCEPTED)
-    [found] = find_traps(view, PLAN, {(record.step, record.index): {"kind": None}})
-    assert found.fate is TrapFate.HONEST
-    assert score([found]) == {}
+    [found] = trap.find_traps(view, PLAN, {(record.step, record.index): {"kind": None}})
+    assert found.fate is trap.TrapFate.HONEST
+    assert trap.score([found]) == {}
 
 
 @pytest.mark.parametrize(
@@ -180,11 +173,11 @@ def test_file_that_stayed_honest_counts_for_nobody() -> None:
     [replace(PLAN, rate_ppm=0), replace(PLAN, run_id=RunId(8)), replace(PLAN, last_step=Step(3))],
 )
 def test_files_outside_the_plan_are_no_traps(plan: TrapPlan) -> None:
-    assert find_traps(world(Verdict.ACCEPTED)[0], plan) == []
+    assert trap.find_traps(world(Verdict.ACCEPTED)[0], plan) == []
 
 
 def test_files_of_other_workers_are_no_traps() -> None:
-    assert find_traps(world(Verdict.ACCEPTED, worker_id=6)[0], PLAN) == []
+    assert trap.find_traps(world(Verdict.ACCEPTED, worker_id=6)[0], PLAN) == []
 
 
 # What came first
@@ -192,12 +185,12 @@ def test_files_of_other_workers_are_no_traps() -> None:
 
 def test_plan_must_be_older_than_every_file() -> None:
     view, _ = world(Verdict.ACCEPTED)
-    found = find_traps(view, PLAN)
-    assert require_before(PlanOnChain(50, "0x", ME), view, found)
+    found = trap.find_traps(view, PLAN)
+    assert trap.require_before(trap.PlanOnChain(50, "0x", ME), view, found)
     with pytest.raises(ConfigError, match="was committed before the plan, in block 51"):
-        require_before(PlanOnChain(51, "0x", ME), view, found)
+        trap.require_before(trap.PlanOnChain(51, "0x", ME), view, found)
     with pytest.raises(ConfigError, match="not on chain"):
-        require_before(None, view, found)
+        trap.require_before(None, view, found)
 
 
 class Logs:
@@ -224,10 +217,10 @@ class Logs:
 
 async def test_anchor_is_the_approval_that_names_the_commitment() -> None:
     mine = int.from_bytes(PLAN.commitment(), "big")
-    found = await find_anchor(Logs(1, mine), PLAN)  # type: ignore[arg-type]
+    found = await trap.find_anchor(Logs(1, mine), PLAN)  # type: ignore[arg-type]
     assert found is not None
     assert (found.block_number, found.by) == (9, ME)
-    assert await find_anchor(Logs(1, mine + 1), PLAN) is None  # type: ignore[arg-type]
+    assert await trap.find_anchor(Logs(1, mine + 1), PLAN) is None  # type: ignore[arg-type]
 
 
 # The command
@@ -239,7 +232,7 @@ def test_a_trap_worker_without_a_plan_is_refused(tmp_path: Path, plan: str | Non
     if plan is not None:
         path.write_text(plan)
     words = ("run", "--plan", str(path), "--run", "1", "--keystore", "none")
-    error = CliRunner().invoke(trap, words).exception
+    error = CliRunner().invoke(trap.trap, words).exception
     assert isinstance(error, ConfigError)
     assert "cannot read the plan" in str(error)
     assert error.hint == "muster validator trap plan writes one"
@@ -250,6 +243,6 @@ def test_a_trap_worker_needs_a_keystore_that_opens(tmp_path: Path) -> None:
     path.write_text(json.dumps(PLAN.to_json()))
     words = ("run", "--plan", str(path), "--run", "7", "--keystore", str(tmp_path / "none"))
     given = ("--worker", PLAN.worker, "--orchestrator", "http://x:1", "--state-dir", str(tmp_path))
-    error = CliRunner().invoke(trap, (*words, *given)).exception
+    error = CliRunner().invoke(trap.trap, (*words, *given)).exception
     assert isinstance(error, WalletError)
-    assert CliRunner().invoke(trap, ("run", "--run", "1")).exit_code == 2
+    assert CliRunner().invoke(trap.trap, ("run", "--run", "1")).exit_code == 2

@@ -19,17 +19,10 @@ from worlds import traces as traces_module
 from worlds.traces import ALL, EOS, ORIGIN, RECIPE, Traces, rollout, tokens
 
 from muster.client.audit.contradictions import Check
-from muster.client.dataset import folder as folder_module
+from muster.client.dataset import folder as folder_module, verify
 from muster.client.dataset.export import export_rows, put_card
 from muster.client.dataset.folder import CARD, EXPORT, DataFolder
 from muster.client.dataset.selection import GRAM, HeldOut, Selection, SelectionSettings, is_test
-from muster.client.dataset.verify import (
-    check_bytes,
-    check_card,
-    check_outcomes,
-    check_rows,
-    check_rules,
-)
 from muster.protocol.errors import ConfigError, NotYet, StorageError, TaskError
 from muster.protocol.recipe import PromptRecipe
 
@@ -59,7 +52,7 @@ async def export(
 
 
 async def rows_check(folder: DataFolder, traces: Traces, held_out: HeldOut | None = None) -> Check:
-    return await check_rows(
+    return await verify.check_rows(
         folder, traces.stream, traces.maker, traces.find_file, held_out or HeldOut()
     )
 
@@ -167,7 +160,7 @@ async def test_rows_of_a_part_are_chosen_and_counted_by_part(traces: Traces) -> 
     assert [(row["part"], row["completion"]) for row in rows_of(folder)] == [("high", "6")]
     assert folder.export.parts[0].left_out == {"part": 2}
     assert "| high, exact_match, exact_match 2 | 1 |" in (folder.path / CARD).read_text()
-    assert check_rules(folder, HeldOut()).passed
+    assert verify.check_rules(folder, HeldOut()).passed
     with pytest.raises(TaskError, match="has no part 'middle'"):
         traces.maker.require_parts(["middle"])
 
@@ -232,7 +225,7 @@ async def test_a_row_that_its_group_leaves_out_is_found(
 ) -> None:
     traces.add(*(rollout(0, tokens(text), 0.5, row) for row, text in enumerate(("1", "1", "2"))))
     honest = await export(traces, asked)
-    assert check_rules(honest, HeldOut()).passed
+    assert verify.check_rules(honest, HeldOut()).passed
     assert (await rows_check(honest, traces)).passed
     claimed = DataFolder(honest.path, replace(honest.export, settings=said))
     check = await rows_check(claimed, traces)
@@ -367,7 +360,7 @@ async def test_rows_of_overturned_submissions_leave_the_data_set(traces: Traces)
     folder = await export(traces)
     assert {row["stream_position"] for row in rows_of(folder)} == {0, 2, 3}
     assert [part.left_out for part in folder.export.parts] == [{"overturned": 6}] * 2
-    assert check_outcomes(folder, traces.stream).passed
+    assert verify.check_outcomes(folder, traces.stream).passed
 
 
 async def test_a_run_without_accepted_work_has_no_data_set_yet(traces: Traces) -> None:
@@ -489,10 +482,10 @@ async def exported(traces: Traces, tmp_path: Path) -> DataFolder:
 async def test_an_honest_data_set_passes_every_check(traces: Traces, exported: DataFolder) -> None:
     stream = traces.stream
     checks = [
-        check_bytes(exported),
-        check_outcomes(exported, stream),
-        check_rules(exported, HeldOut()),
-        check_card(exported, stream),
+        verify.check_bytes(exported),
+        verify.check_outcomes(exported, stream),
+        verify.check_rules(exported, HeldOut()),
+        verify.check_card(exported, stream),
         await rows_check(exported, traces),
     ]
     assert [check.word for check in checks] == ["ok"] * 5, checks
@@ -507,9 +500,9 @@ async def test_a_selection_passes_every_check_when_it_is_read_again(
 ) -> None:
     traces.add_counting(3)
     folder = DataFolder.open((await export(traces, settings)).path)
-    assert check_outcomes(folder, traces.stream).passed
-    assert check_rules(folder, HeldOut()).passed
-    assert check_card(folder, traces.stream).passed, check_card(folder, traces.stream)
+    assert verify.check_outcomes(folder, traces.stream).passed
+    assert verify.check_rules(folder, HeldOut()).passed
+    assert verify.check_card(folder, traces.stream).passed, verify.check_card(folder, traces.stream)
 
 
 async def test_rows_whose_file_is_not_at_hand_stay_open(
@@ -562,7 +555,7 @@ async def test_files_of_another_form_are_damaged(
 ) -> None:
     folder = rewritten(exported, change)
     with pytest.raises(StorageError, match=f"is damaged: .*{says}"):
-        check_outcomes(folder, traces.stream)
+        verify.check_outcomes(folder, traces.stream)
     with pytest.raises(StorageError, match=says):
         put_card(folder, traces.stream)
 
@@ -573,7 +566,7 @@ async def test_files_of_another_form_are_damaged(
 async def test_nulls_are_damage(exported: DataFolder, column: str, value: Any) -> None:
     folder = altered(exported, lambda row: row.update({column: value}))
     with pytest.raises(StorageError, match=f"the column {column} has nulls"):
-        check_rules(folder, HeldOut())
+        verify.check_rules(folder, HeldOut())
 
 
 async def test_text_that_is_not_utf8_is_damage(exported: DataFolder) -> None:
@@ -582,7 +575,7 @@ async def test_text_that_is_not_utf8_is_damage(exported: DataFolder) -> None:
         return rows.set_column(rows.column_names.index("problem"), "problem", bad)
 
     with pytest.raises(StorageError, match="UTF8"):
-        check_rules(rewritten(exported, change), HeldOut())
+        verify.check_rules(rewritten(exported, change), HeldOut())
 
 
 @pytest.mark.parametrize(
@@ -602,7 +595,7 @@ async def test_rows_that_the_ledger_does_not_bear_out_are_named(
         if row["stream_position"] == 1:
             row[column] = value
 
-    check = check_outcomes(altered(exported, change), traces.stream)
+    check = verify.check_outcomes(altered(exported, change), traces.stream)
     assert not check.passed
     assert says in check.detail
 
@@ -610,7 +603,7 @@ async def test_rows_that_the_ledger_does_not_bear_out_are_named(
 async def test_a_row_that_is_hidden_is_missed(traces: Traces, exported: DataFolder) -> None:
     [part] = exported.export.parts
     fewer = replace(exported.export, parts=(replace(part, files=part.files[:1]),))
-    check = check_outcomes(DataFolder(exported.path, fewer), traces.stream)
+    check = verify.check_outcomes(DataFolder(exported.path, fewer), traces.stream)
     assert not check.passed
     assert "samples, its submissions have 18" in check.detail
 
@@ -638,8 +631,8 @@ async def test_a_row_that_no_rule_leaves_out_is_missed(
     traces: Traces, exported: DataFolder, why: str
 ) -> None:
     folder = without(exported, 1, 4, why)
-    assert check_outcomes(folder, traces.stream).passed
-    assert check_rules(folder, HeldOut()).passed
+    assert verify.check_outcomes(folder, traces.stream).passed
+    assert verify.check_rules(folder, HeldOut()).passed
     check = await rows_check(folder, traces)
     assert not check.passed
     assert "place 1 of the stream: rows [4] are missing: no rule leaves them out" in check.detail
@@ -651,7 +644,7 @@ async def test_the_first_row_of_a_problem_is_not_replaced_by_a_later_one(traces:
     folder = DataFolder(
         whole.path, replace(whole.export, settings=SelectionSettings(per_problem=1))
     )
-    assert check_rules(folder, HeldOut()).passed
+    assert verify.check_rules(folder, HeldOut()).passed
     assert "rows [0] are missing" in (await rows_check(folder, traces)).detail
 
 
@@ -742,7 +735,7 @@ async def test_rows_that_are_not_their_files_are_named(
 ) -> None:
     folder = altered(exported, lambda row: row.update({column: value}))
     stream = traces.stream
-    assert check_outcomes(folder, stream).passed
+    assert verify.check_outcomes(folder, stream).passed
     check = await rows_check(folder, traces)
     assert not check.passed
     assert f"other {column}" in check.detail
@@ -751,20 +744,20 @@ async def test_rows_that_are_not_their_files_are_named(
 async def test_a_file_with_other_bytes_is_named(exported: DataFolder) -> None:
     path = exported.path / "data" / "train-00000.parquet"
     path.write_bytes(path.read_bytes() + b"more")
-    assert "train-00000.parquet" in check_bytes(exported).detail
-    assert not check_bytes(exported).passed
+    assert "train-00000.parquet" in verify.check_bytes(exported).detail
+    assert not verify.check_bytes(exported).passed
 
 
 async def test_a_file_that_nobody_names_is_named(exported: DataFolder) -> None:
     (exported.path / "data" / "train-00099.parquet").write_bytes(b"")
-    check = check_bytes(exported)
+    check = verify.check_bytes(exported)
     assert (check.passed, "train-00099" in check.detail) == (False, True)
 
 
 async def test_a_card_with_another_figure_is_found(traces: Traces, exported: DataFolder) -> None:
     card = exported.path / CARD
     card.write_text(card.read_text().replace("18 samples", "19 samples"))
-    check = check_card(exported, traces.stream)
+    check = verify.check_card(exported, traces.stream)
     assert not check.passed
     assert "19 samples" in check.detail
 
@@ -773,14 +766,14 @@ async def test_rows_that_a_rule_leaves_out_are_found(exported: DataFolder) -> No
     strict = replace(
         exported.export, settings=SelectionSettings(reward_at_least=0.5, test_share=0.5)
     )
-    check = check_rules(DataFolder(exported.path, strict), HeldOut())
+    check = verify.check_rules(DataFolder(exported.path, strict), HeldOut())
     assert not check.passed
     assert "a rule leaves out: reward" in check.detail
 
 
 async def test_a_problem_in_the_wrong_split_is_found(exported: DataFolder) -> None:
     moved = replace(exported.export, settings=SelectionSettings(test_share=0.0))
-    check = check_rules(DataFolder(exported.path, moved), HeldOut())
+    check = verify.check_rules(DataFolder(exported.path, moved), HeldOut())
     [wrong] = [part for part in check.detail.split("; ") if "other split" in part][:1]
     assert wrong.startswith("data/test-00000.parquet has problem")
 
@@ -791,7 +784,7 @@ async def test_other_held_out_texts_than_the_exports_are_refused(
     path = tmp_path / "held-out.txt"
     path.write_text("a text\n")
     with pytest.raises(ConfigError, match="not those of the export"):
-        check_rules(exported, HeldOut([path]))
+        verify.check_rules(exported, HeldOut([path]))
 
 
 @pytest.fixture

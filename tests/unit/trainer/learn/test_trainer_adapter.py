@@ -25,13 +25,7 @@ from muster.trainer.learn.learner import Learner
 from muster.trainer.learn.logprob import head_of, token_logprobs
 from muster.trainer.learn.packing import TrainingSample, pack
 from muster.trainer.learn.persistence import adapter_off, adapter_weights, is_adapted, merged_in
-from muster.trainer.publish.policies import (
-    BASE,
-    WEIGHTS_FILE,
-    AdapterShelf,
-    PolicyShelf,
-    open_shelf,
-)
+from muster.trainer.publish import policies
 
 ONE, TWO = PolicyVersion(1), PolicyVersion(2)
 
@@ -48,7 +42,7 @@ class AdapterPractice(Practice):
     def __init__(self, model: Path, folder: Path, recipe: Recipe) -> None:
         self.model_folder = model
         super().__init__(model, folder, recipe)
-        self.shelf = AdapterShelf(folder, recipe.adapter)
+        self.shelf = policies.AdapterShelf(folder, recipe.adapter)
 
     def rollouts(self, version: PolicyVersion) -> list[list[Rollout]]:
         """Reward completions that begin with an odd token: the model has hardly learnt its task."""
@@ -81,7 +75,7 @@ def practice(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ad
 
 
 def test_only_the_adapter_is_trained(practice: AdapterPractice) -> None:
-    base = practice.shelf.weights(BASE)
+    base = practice.shelf.weights(policies.BASE)
     model = practice.learner.model
     kept = {n.replace(".base_layer.", "."): value for n, value in model.state_dict().items()}
     assert all(torch.equal(kept[name], value) for name, value in base.items())
@@ -148,7 +142,7 @@ def test_engine_takes_the_next_version_in_place(practice: AdapterPractice) -> No
 
 
 def test_weights_in_memory_are_those_on_disk(practice: AdapterPractice) -> None:
-    stored = load_file(practice.shelf.path(TWO) / WEIGHTS_FILE)
+    stored = load_file(practice.shelf.path(TWO) / policies.WEIGHTS_FILE)
     assert all(torch.equal(practice.shelf.weights(TWO)[n], w) for n, w in stored.items())
 
 
@@ -157,9 +151,9 @@ def test_base_in_bfloat16_stays_in_bfloat16(
 ) -> None:
     short = tmp_path / "model"
     shutil.copytree(model_folder, short)
-    weights = {n: w.bfloat16() for n, w in load_file(model_folder / WEIGHTS_FILE).items()}
-    save_file(weights, short / WEIGHTS_FILE, metadata={"format": "pt"})
-    shelf = AdapterShelf(tmp_path / "shelf", adapter_recipe().adapter)
+    weights = {n: w.bfloat16() for n, w in load_file(model_folder / policies.WEIGHTS_FILE).items()}
+    save_file(weights, short / policies.WEIGHTS_FILE, metadata={"format": "pt"})
+    shelf = policies.AdapterShelf(tmp_path / "shelf", adapter_recipe().adapter)
     shelf.adopt(short)
     shelf.write(ONE, practice.learner.weights())
     assert {weight.dtype for weight in shelf.weights(ONE).values()} == {torch.bfloat16}
@@ -214,9 +208,9 @@ def test_restored_learner_takes_the_same_step_bit_by_bit(
     assert names == {"model", "optimizer", "random"}
     assert not any("base_layer" in name or "norm" in name for name in saved)
     engine = TransformersEngine("float32")
-    engine.load_policy(practice.shelf.path(BASE), BASE)
+    engine.load_policy(practice.shelf.path(policies.BASE), policies.BASE)
     practice._engine = engine
-    groups = practice.rollouts(BASE)
+    groups = practice.rollouts(policies.BASE)
     practice.learner.step(Step(2), groups)
     again = Learner(model_folder, adapter_recipe(), published=practice.shelf.weights)
     again.restore(saved)
@@ -228,7 +222,9 @@ def test_restored_learner_takes_the_same_step_bit_by_bit(
 def test_base_serves_all_versions_as_workers_sampled_with_them(practice: AdapterPractice) -> None:
     passes, own = practice.learner._passes, practice.learner.weights()
     own = {name: weight.clone() for name, weight in own.items()}
-    samples = [TrainingSample((3, 4), (5, 6, 7, 1), 1.0, version) for version in (BASE, ONE, TWO)]
+    samples = [
+        TrainingSample((3, 4), (5, 6, 7, 1), 1.0, version) for version in (policies.BASE, ONE, TWO)
+    ]
     (known,) = passes.read_policies([samples], with_reference=True)
     for sample, found in zip(samples, known, strict=True):
         folder = practice.shelf.path(PolicyVersion(sample.policy_version))
@@ -265,7 +261,7 @@ def test_learner_that_starts_again_forgets_its_steps(model_folder: Path, tmp_pat
     started = {name: weight.clone() for name, weight in learner.weights().items()}
     list(practice.steps(1))
     assert not all(torch.equal(w, started[name]) for name, w in learner.weights().items())
-    learner.start_again(practice.shelf.weights(BASE))
+    learner.start_again(practice.shelf.weights(policies.BASE))
     assert all(torch.equal(w, started[name]) for name, w in learner.weights().items())
     assert not learner.optimizer.state
 
@@ -276,7 +272,7 @@ def test_without_a_rank_all_weights_are_trained(model_folder: Path, tmp_path: Pa
     learner = Learner(model_folder, recipe, published=lambda _: None)
     assert not is_adapted(learner.model)
     assert adapter_weights(learner.model) == {}
-    assert type(open_shelf(tmp_path, recipe, dtype="float32")) is PolicyShelf
+    assert type(policies.open_shelf(tmp_path, recipe, dtype="float32")) is policies.PolicyShelf
 
 
 @pytest.mark.parametrize(
@@ -344,8 +340,8 @@ def _without_its_description(folder: Path) -> None:
 def test_adapter_that_is_not_this_run_s_is_not_gone_on_from(
     practice: AdapterPractice, tmp_path: Path, damage: Callable[[Path], None], message: str
 ) -> None:
-    shelf = AdapterShelf(tmp_path, adapter_recipe().adapter)
-    shutil.copytree(practice.shelf.path(BASE), shelf.path(BASE))
+    shelf = policies.AdapterShelf(tmp_path, adapter_recipe().adapter)
+    shutil.copytree(practice.shelf.path(policies.BASE), shelf.path(policies.BASE))
     shutil.copytree(practice.shelf.path(TWO), shelf.path(TWO))
     assert shelf.learned(TWO).keys() == practice.learner.weights().keys()
     damage(shelf.path(TWO))

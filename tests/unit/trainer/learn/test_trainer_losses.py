@@ -11,18 +11,9 @@ from loss_reference import reference_gradient, reference_loss
 from torch import Tensor
 
 from muster.protocol.objective import LossName, ObjectiveRecipe
-from muster.trainer.learn.losses import (
-    LOSSES,
-    TokenLoss,
-    Tokens,
-    Totals,
-    is_token_level,
-    kl_divergence,
-    token_loss,
-    total,
-)
+from muster.trainer.learn import losses
 
-ALL = list(LOSSES)
+ALL = list(losses.LOSSES)
 BARE = {"kl_coefficient": 0.0, "entropy_coefficient": 0.0}
 LONGEST = 40
 
@@ -31,7 +22,7 @@ def _objective(**values: object) -> ObjectiveRecipe:
     return ObjectiveRecipe.model_validate({**BARE, **values})
 
 
-def _batch(seed: int, lengths: tuple[int, ...] = (7, 1, 12, 4, 9, 3)) -> Tokens:
+def _batch(seed: int, lengths: tuple[int, ...] = (7, 1, 12, 4, 9, 3)) -> losses.Tokens:
     """Samples whose ratios to the other policies are between about 0.1 and 10."""
     generator = torch.Generator().manual_seed(seed)
     sample_N = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
@@ -40,7 +31,7 @@ def _batch(seed: int, lengths: tuple[int, ...] = (7, 1, 12, 4, 9, 3)) -> Tokens:
         return scale * torch.randn(count, generator=generator, dtype=torch.float64)
 
     logp_N = -normal(1.5).abs() - 0.05
-    return Tokens(
+    return losses.Tokens(
         logp_N,
         (logp_N + normal(0.8)).clamp(max=-1e-3),
         normal(1.0, len(lengths))[sample_N],
@@ -52,20 +43,20 @@ def _batch(seed: int, lengths: tuple[int, ...] = (7, 1, 12, 4, 9, 3)) -> Tokens:
 
 
 def _differentiated(
-    tokens: Tokens, objective: ObjectiveRecipe, totals: Totals | None = None
+    tokens: losses.Tokens, objective: ObjectiveRecipe, totals: losses.Totals | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the total and its gradient with respect to log-probabilities and entropies."""
     assert tokens.entropy_N is not None
     leaves = [tokens.logp_N.clone().requires_grad_(), tokens.entropy_N.clone().requires_grad_()]
     tokens = replace(tokens, logp_N=leaves[0], entropy_N=leaves[1])
-    totals = totals or Totals(len(tokens.logp_N), len(tokens.sample_N.unique()))
-    parts = token_loss(tokens, objective)
-    loss = total(parts.loss_N, tokens.sample_N, totals, objective, LONGEST)
+    totals = totals or losses.Totals(len(tokens.logp_N), len(tokens.sample_N.unique()))
+    parts = losses.token_loss(tokens, objective)
+    loss = losses.total(parts.loss_N, tokens.sample_N, totals, objective, LONGEST)
     gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
     return loss.detach(), *(torch.zeros(0) if g is None else g for g in gradients)
 
 
-def _select(tokens: Tokens, rows: Tensor) -> Tokens:
+def _select(tokens: losses.Tokens, rows: Tensor) -> losses.Tokens:
     """Return some tokens, their samples numbered anew from zero."""
     numbers_N = tokens.sample_N[rows].unique(return_inverse=True)[1]
     found = {
@@ -73,22 +64,22 @@ def _select(tokens: Tokens, rows: Tensor) -> Tokens:
         for name in ("logp_N", "behaviour_N", "advantage_N", "proximal_N", "entropy_N")
     }
     assert tokens.reference_N is not None
-    return Tokens(**found, reference_N=tokens.reference_N[rows], sample_N=numbers_N)
+    return losses.Tokens(**found, reference_N=tokens.reference_N[rows], sample_N=numbers_N)
 
 
 # The default, by hand
 
 
-def _one(ratio: float, advantage: float, **values: object) -> tuple[float, float, TokenLoss]:
+def _one(ratio: float, advantage: float, **values: object) -> tuple[float, float, losses.TokenLoss]:
     """Return one token's loss, its gradient with respect to the log-probability, and its parts."""
     logp = torch.tensor([math.log(ratio)], dtype=torch.float64, requires_grad=True)
-    tokens = Tokens(
+    tokens = losses.Tokens(
         logp,
         torch.zeros(1, dtype=torch.float64),
         torch.tensor([advantage], dtype=torch.float64),
         torch.tensor([0]),
     )
-    parts = token_loss(tokens, _objective(**values))
+    parts = losses.token_loss(tokens, _objective(**values))
     (gradient,) = torch.autograd.grad(parts.loss_N.sum(), logp)
     return float(parts.loss_N.detach()), float(gradient), parts
 
@@ -153,8 +144,8 @@ def test_dppo_masks_what_moved_too_far(
 ) -> None:
     one = torch.ones(1, dtype=torch.float64)
     logp = (p * one).log().requires_grad_()
-    tokens = Tokens(logp, (anchor * one).log(), advantage * one, torch.tensor([0]))
-    parts = token_loss(tokens, _objective(loss="dppo"))
+    tokens = losses.Tokens(logp, (anchor * one).log(), advantage * one, torch.tensor([0]))
+    parts = losses.token_loss(tokens, _objective(loss="dppo"))
     (gradient,) = torch.autograd.grad(parts.loss_N.sum(), logp)
     assert float(gradient) == pytest.approx(-advantage * p / anchor if kept else 0.0)
     assert bool(parts.clipped_N) != kept
@@ -204,15 +195,15 @@ def test_loss_is_the_reference_on_any_batch(name: str, seed: int, decoupled: boo
 def test_sample_losses_are_those_in_which_tokens_depend_on_others(name: str) -> None:
     tokens, objective = _batch(4), _objective(loss=name)
     alone = [
-        token_loss(_select(tokens, torch.tensor([row])), objective).loss_N
+        losses.token_loss(_select(tokens, torch.tensor([row])), objective).loss_N
         for row in range(len(tokens.logp_N))
     ]
-    is_same = torch.equal(torch.cat(alone), token_loss(tokens, objective).loss_N)
-    assert is_same == is_token_level(objective)
+    is_same = torch.equal(torch.cat(alone), losses.token_loss(tokens, objective).loss_N)
+    assert is_same == losses.is_token_level(objective)
 
 
 def test_every_name_of_a_recipe_has_its_loss() -> None:
-    assert set(LOSSES) == set(get_args(LossName))
+    assert set(losses.LOSSES) == set(get_args(LossName))
 
 
 @given(st.floats(0.01, 50), st.floats(-3, 3).filter(lambda a: abs(a) > 1e-3))
@@ -236,11 +227,11 @@ def test_absurd_ratios_give_finite_gradients(name: str, distance: float) -> None
     for advantage in (-1.0, 1.0):
         logp = torch.full((2,), -100.0 + min(0.0, distance), requires_grad=True)
         other = logp.detach() - distance
-        tokens = Tokens(
+        tokens = losses.Tokens(
             logp, other, torch.full((2,), advantage), torch.tensor([0, 1]), reference_N=other
         )
         objective = _objective(loss=name, kl_coefficient=0.1)
-        (gradient,) = torch.autograd.grad(token_loss(tokens, objective).loss_N.sum(), logp)
+        (gradient,) = torch.autograd.grad(losses.token_loss(tokens, objective).loss_N.sum(), logp)
         assert torch.isfinite(gradient).all()
 
 
@@ -273,7 +264,7 @@ def test_gradient_does_not_depend_on_the_division_into_parts(
         loss=name, aggregation=aggregation, kl_coefficient=0.1, entropy_coefficient=0.1
     )
     tokens = _batch(seed)
-    totals = Totals(len(tokens.logp_N), len(part_of_sample))
+    totals = losses.Totals(len(tokens.logp_N), len(part_of_sample))
     whole = _differentiated(tokens, objective, totals)
     value, gradient = 0.0, torch.zeros_like(tokens.logp_N)
     part_N = torch.tensor(part_of_sample)[tokens.sample_N]
@@ -313,7 +304,7 @@ def _kl_gradient(estimator: str, theta: Tensor, behaviour: Tensor, reference: Te
     """Return the expected gradient of an estimator for logits `theta`, sampled from `behaviour`."""
     leaf = theta.clone().requires_grad_()
     logp = leaf.log_softmax(0)
-    found = kl_divergence(logp, reference, logp - behaviour, estimator)
+    found = losses.kl_divergence(logp, reference, logp - behaviour, estimator)
     (gradient,) = torch.autograd.grad((behaviour.exp() * found).sum(), leaf)
     return gradient
 
@@ -360,15 +351,15 @@ def test_naive_k1_has_no_gradient_on_average() -> None:
 def test_kl_value_is_the_divergence_on_average(estimator: str) -> None:
     logp, reference = _logits(0).log_softmax(0), _logits(1).log_softmax(0)
     exact = float((logp.exp() * (logp - reference)).sum())
-    found = kl_divergence(logp, reference, torch.zeros_like(logp), estimator)
+    found = losses.kl_divergence(logp, reference, torch.zeros_like(logp), estimator)
     assert float((logp.exp() * found).sum()) == pytest.approx(exact)
 
 
 @given(st.floats(-3, 3), st.floats(-3, 3))
 def test_k3_is_never_negative_and_zero_when_equal(logp: float, reference: float) -> None:
     a, b = torch.tensor(logp).double(), torch.tensor(reference).double()
-    assert float(kl_divergence(a, b, a, "k3")) >= 0
-    assert float(kl_divergence(a, a, a, "k3")) == 0
+    assert float(losses.kl_divergence(a, b, a, "k3")) >= 0
+    assert float(losses.kl_divergence(a, a, a, "k3")) == 0
 
 
 # Bad input
@@ -384,6 +375,6 @@ def test_k3_is_never_negative_and_zero_when_equal(logp: float, reference: float)
 )
 def test_missing_tensor_is_named(values: dict[str, object], missing: str) -> None:
     whole = _batch(0)
-    bare = Tokens(whole.logp_N, whole.behaviour_N, whole.advantage_N, whole.sample_N)
+    bare = losses.Tokens(whole.logp_N, whole.behaviour_N, whole.advantage_N, whole.sample_N)
     with pytest.raises(ValueError, match=missing):
-        token_loss(bare, _objective(**values))
+        losses.token_loss(bare, _objective(**values))

@@ -19,19 +19,11 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from worlds.tiny_shapes import COMMON
 
 from muster.protocol.recipe import AdapterRecipe
+from muster.trainer.learn import recompute
 from muster.trainer.learn.attention import NAME, packed_hidden
 from muster.trainer.learn.cascade import Layout
 from muster.trainer.learn.cheaper import narrow, quicken
 from muster.trainer.learn.persistence import add_adapter
-from muster.trainer.learn.recompute import (
-    GpuLane,
-    Lane,
-    Recompute,
-    WaitingInputs,
-    blocks,
-    lane_of,
-    recompute,
-)
 
 CPU = torch.device("cpu")
 BLOCKS = 4
@@ -40,7 +32,7 @@ TOKENS = torch.arange(LAYOUT.width) * 7 % 40
 PREDICTING = torch.tensor([4, 7, 8, 9, 10, 11, 12, 13])
 
 
-class Late(Lane):
+class Late(recompute.Lane):
     """Makes each copy as late as a stream may."""
 
     def copy(self, source: Tensor, target: Tensor) -> Callable[[], object]:
@@ -60,14 +52,14 @@ class Unawaited(Late):
         del copy
 
 
-class Swapped(Lane):
+class Swapped(recompute.Lane):
     """Copies each position's numbers to the next position."""
 
     def copy(self, source: Tensor, target: Tensor) -> None:
         target.copy_(source.roll(1, 1))
 
 
-def build(kind: Recompute, lane: Lane | None = None, rank: int = 0) -> Any:
+def build(kind: recompute.Recompute, lane: recompute.Lane | None = None, rank: int = 0) -> Any:
     """Return a model with this kind of recomputation; only `host` takes a lane."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(Qwen3Config(**{**COMMON, "num_hidden_layers": BLOCKS}))
@@ -78,7 +70,7 @@ def build(kind: Recompute, lane: Lane | None = None, rank: int = 0) -> Any:
             parameter.add_(torch.randn_like(parameter) * 0.1)
     model.train().set_attn_implementation(NAME)
     quicken(model)
-    recompute(model, kind, lane)
+    recompute.recompute(model, kind, lane)
     narrow(model)
     return model
 
@@ -92,15 +84,15 @@ def gradient(model: Any, passes: int = 2) -> Tensor:
 
 
 @pytest.mark.parametrize("rank", [0, 2], ids=["all weights", "an adapter"])
-@pytest.mark.parametrize("lane", [Lane, Late])
-def test_gradient_is_the_same_bit_for_bit(lane: type[Lane], rank: int) -> None:
+@pytest.mark.parametrize("lane", [recompute.Lane, Late])
+def test_gradient_is_the_same_bit_for_bit(lane: type[recompute.Lane], rank: int) -> None:
     expected = gradient(build("none", rank=rank))
     assert torch.equal(gradient(build("host", lane(CPU), rank)), expected)
 
 
 @pytest.mark.parametrize("rank", [0, 2], ids=["all weights", "an adapter"])
 @pytest.mark.parametrize("lane", [Unawaited, Swapped])
-def test_gradient_is_another_of_other_inputs(lane: type[Lane], rank: int) -> None:
+def test_gradient_is_another_of_other_inputs(lane: type[recompute.Lane], rank: int) -> None:
     expected = gradient(build("none", rank=rank))
     assert not torch.equal(gradient(build("host", lane(CPU), rank)), expected)
 
@@ -108,10 +100,10 @@ def test_gradient_is_another_of_other_inputs(lane: type[Lane], rank: int) -> Non
 def test_gradient_is_the_same_after_a_pass_that_was_given_up() -> None:
     model = build("host", Late(CPU))
     hidden = packed_hidden(model, TOKENS.flip(0), LAYOUT, PREDICTING)
-    blocks(model)[1].mlp.forward = partial(_stop, blocks(model)[1].mlp.forward)
+    recompute.blocks(model)[1].mlp.forward = partial(_stop, recompute.blocks(model)[1].mlp.forward)
     with pytest.raises(ZeroDivisionError):
         hidden.sum().backward()
-    blocks(model)[1].mlp.forward = blocks(model)[1].mlp.forward.args[0]
+    recompute.blocks(model)[1].mlp.forward = recompute.blocks(model)[1].mlp.forward.args[0]
     model.zero_grad(set_to_none=True)
     assert torch.equal(gradient(model), gradient(build("none")))
 
@@ -131,7 +123,7 @@ def watched(model: Any) -> Iterator[list[weakref.ref[Any]]]:
     def look(_module: Any, given: tuple[Tensor, ...]) -> None:
         seen.append(weakref.ref(given[0].untyped_storage()))
 
-    hooks = [block.register_forward_pre_hook(look) for block in blocks(model)]
+    hooks = [block.register_forward_pre_hook(look) for block in recompute.blocks(model)]
     yield seen
     for hook in hooks:
         hook.remove()
@@ -141,7 +133,7 @@ def watched(model: Any) -> Iterator[list[weakref.ref[Any]]]:
     ("kind", "alive"), [("host", [3]), ("full", [0, 1, 2, 3])], ids=["host", "full"]
 )
 def test_inputs_leave_the_device_before_the_backward_pass(
-    kind: Recompute, alive: list[int]
+    kind: recompute.Recompute, alive: list[int]
 ) -> None:
     model = build(kind, Late(CPU))
     with watched(model) as seen:
@@ -182,7 +174,7 @@ class Recorded(Late):
 def test_inputs_come_back_in_reverse_one_block_ahead() -> None:
     lane = Recorded()
     model = build("host", lane)
-    for place, block in enumerate(blocks(model)):
+    for place, block in enumerate(recompute.blocks(model)):
         block.self_attn.register_forward_pre_hook(
             lambda _m, _g, place=place: lane.log.append(f"block {place}")
         )
@@ -213,7 +205,7 @@ def test_without_gradient_nothing_is_sent() -> None:
 
 def test_masks_stay_where_they_are() -> None:
     lane = Recorded()
-    waiting = WaitingInputs(2, lane)
+    waiting = recompute.WaitingInputs(2, lane)
     mask, positions = torch.ones(1, 1, 4, 4), torch.ones(1, 4, 8, dtype=torch.int64)
     assert waiting._keep(0, mask) is mask
     assert waiting._give(positions) is positions
@@ -267,8 +259,8 @@ def test_a_gpu_copies_on_its_own_stream_between_what_it_computes(
     monkeypatch.setattr(torch.cuda, "Stream", lambda _: Stream("copies", log))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Stream("device", log))
     monkeypatch.setattr(torch.cuda, "stream", on)
-    lane = lane_of(torch.device("cuda", 0))
-    assert isinstance(lane, GpuLane)
+    lane = recompute.lane_of(torch.device("cuda", 0))
+    assert isinstance(lane, recompute.GpuLane)
     lane.wait(lane.copy("input", Copied(log)))  # type: ignore[arg-type]  # only logged
     assert log == [
         "copies waits for device",
@@ -276,4 +268,4 @@ def test_a_gpu_copies_on_its_own_stream_between_what_it_computes(
         "copies records",
         "device waits for event",
     ]
-    assert type(lane_of(CPU)) is Lane
+    assert type(recompute.lane_of(CPU)) is recompute.Lane

@@ -23,16 +23,9 @@ from muster.tasks.toys import make_sort
 from muster.trainer.learn.memory_plan import MemoryChoices
 from muster.trainer.learn.parallel import Ranks
 from muster.trainer.measure import evaluate
+from muster.trainer.sft import lineage
 from muster.trainer.sft.flow import FineTuning, fine_tune
 from muster.trainer.sft.job import TuningJob, prepare
-from muster.trainer.sft.lineage import (
-    LINEAGE,
-    ModelLineage,
-    check_lineage,
-    describe_base,
-    read_lineage,
-    require_room,
-)
 from muster.trainer.sft.source import open_source
 
 STEPS = 12
@@ -233,7 +226,7 @@ def test_rows_longer_than_the_model_reads_are_refused(tmp_path: Path, made: Tuni
 
 
 def verdicts(folder: Path, data: Path | None, base: Path | None) -> dict[str, str]:
-    return {c.name: c.verdict for c in check_lineage(folder, data=data, base=base)}
+    return {c.name: c.verdict for c in lineage.check_lineage(folder, data=data, base=base)}
 
 
 def test_a_lineage_is_proven_as_far_as_its_parts_are_at_hand(
@@ -250,7 +243,7 @@ def copy(tmp_path: Path, made: TuningJob) -> Path:
 
 
 def edit(folder: Path, **changes: object) -> None:
-    path = folder / LINEAGE
+    path = folder / lineage.LINEAGE
     path.write_bytes(canonical_json({**json.loads(path.read_bytes()), **changes}))
 
 
@@ -260,19 +253,19 @@ def test_a_model_that_was_changed_is_found(copy: Path, data: Path, model_folder:
     (copy / "model.safetensors").write_bytes(weights)
     found = verdicts(copy, data, model_folder)
     assert found == {"model": "wrong", "recipe": "ok", "data": "ok", "base": "ok"}
-    assert describe_base(copy).startswith("descends: fine-tuned in 12 steps")
+    assert lineage.describe_base(copy).startswith("descends: fine-tuned in 12 steps")
 
 
 def test_a_run_that_asks_otherwise_than_the_model_was_shown_is_told(made: TuningJob) -> None:
     chat = PromptRecipe(form="chat")
-    assert "OTHER PROMPTS" not in describe_base(made.out, PromptRecipe(answer_after="="))
-    assert describe_base(made.out, chat).endswith(
+    assert "OTHER PROMPTS" not in lineage.describe_base(made.out, PromptRecipe(answer_after="="))
+    assert lineage.describe_base(made.out, chat).endswith(
         "; it was shown OTHER PROMPTS than the recipe's [prompt] makes"
     )
 
 
 def test_a_recipe_that_was_changed_is_found(copy: Path, data: Path, model_folder: Path) -> None:
-    recipe = json.loads((copy / LINEAGE).read_bytes())["recipe"]
+    recipe = json.loads((copy / lineage.LINEAGE).read_bytes())["recipe"]
     edit(copy, recipe={**recipe, "name": "better"})
     assert verdicts(copy, data, model_folder)["recipe"] == "wrong"
     edit(copy, recipe={"name": "better"})
@@ -309,16 +302,18 @@ def test_a_lineage_of_another_form_is_refused(
 ) -> None:
     edit(copy, **changes)
     with pytest.raises(ConfigError, match=why):
-        read_lineage(copy)
+        lineage.read_lineage(copy)
 
 
 def test_a_base_model_keeps_its_own_lineage(tmp_path: Path, made: TuningJob, data: Path) -> None:
     job = job_of(tmp_path, data, made.out)
     fine_tune(job)
-    found = read_lineage(job.out)
+    found = lineage.read_lineage(job.out)
     assert found is not None
     assert found.base_lineage is not None
-    assert ModelLineage.from_bytes(canonical_json(found.base_lineage)) == read_lineage(made.out)
+    assert lineage.ModelLineage.from_bytes(
+        canonical_json(found.base_lineage)
+    ) == lineage.read_lineage(made.out)
     assert verdicts(job.out, data, made.out)["base"] == "ok"
 
 
@@ -330,10 +325,10 @@ def test_a_lineage_that_nobody_could_read_back_is_refused_before_the_first_step(
     for number in range(30):
         (many / f"{'x' * 240}{number}.jsonl").touch()
     source = open_source(many)
-    require_room(source, read_lineage(copy))
+    lineage.require_room(source, lineage.read_lineage(copy))
     with pytest.raises(ConfigError, match="the lineage of 9000 files of rows"):
-        require_room(replace(source, files=source.files * 300), None)
-    (copy / LINEAGE).write_text("{}")
+        lineage.require_room(replace(source, files=source.files * 300), None)
+    (copy / lineage.LINEAGE).write_text("{}")
     job = replace(made, model=copy, out=tmp_path / "out", state_dir=tmp_path / "state")
     with pytest.raises(ConfigError, match=r"lineage\.json is damaged"):
         fine_tune(job)
