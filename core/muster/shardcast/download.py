@@ -197,8 +197,10 @@ class ShardClient:
         block = memoryview(bytearray(min(BLOCK_BYTES, sink.size)))
         while left := sink.size - sink.received:
             part = block[:left]
-            await connection.read_into(part, saw=sink.saw)
-            sink.write([part])
+            try:
+                await connection.read_into(part, saw=sink.saw)
+            finally:
+                sink.write([part[: sink.seen - sink.received]])
 
     async def _read(self, url: str, max_bytes: int) -> bytes | RelayFault:
         try:
@@ -272,8 +274,10 @@ def _receive_body(early: bytes, sock: socket.socket, sink: VerifyingSink) -> Non
             sink.write([early])
         while left := sink.size - sink.received:
             block = _buffer()[:left]
-            _fill(sock, poller, block, sink)
-            sink.write([block])
+            try:
+                _fill(sock, poller, block, sink)
+            finally:  # an attempt that ends early leaves what came to the next one
+                sink.write([block[: sink.seen - sink.received]])
 
 
 def _fill(sock: socket.socket, poller: select.poll, block: memoryview, sink: VerifyingSink) -> None:

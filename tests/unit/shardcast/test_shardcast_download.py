@@ -1,11 +1,25 @@
-"""A relay's list of versions: any bytes give versions or a fault."""
+"""A relay's answers: any bytes give versions or a fault, and what came of a chunk stays."""
 
+import asyncio
+import contextlib
 import json
+from collections.abc import Sequence
+from random import Random
 
 import pytest
+from blake3 import blake3
 from hypothesis import given, strategies as st
 
-from muster.shardcast.download import MAX_VERSIONS, RelayFault, parse_versions
+from muster.protocol.ids import to_hash32
+from muster.shardcast.chunks import VerifyingSink
+from muster.shardcast.download import (
+    BUFFER_BYTES,
+    INLINE_BYTES,
+    MAX_VERSIONS,
+    RelayFault,
+    ShardClient,
+    parse_versions,
+)
 
 versions = st.lists(st.integers(0, (1 << 32) - 1), max_size=MAX_VERSIONS, unique=True)
 
@@ -53,3 +67,50 @@ def test_listing_is_read_no_further_than_its_limit() -> None:
     parsed = parse_versions(data)
     assert isinstance(parsed, list)
     assert len(parsed) == MAX_VERSIONS
+
+
+class MemorySink(VerifyingSink):
+    """A sink in memory."""
+
+    data = b""
+
+    def close(self) -> None: ...
+
+    def _store(self, pieces: Sequence[bytes | memoryview]) -> None:
+        self.data += b"".join(pieces)
+
+    def _keep(self) -> None: ...
+
+
+@pytest.mark.parametrize("size", [INLINE_BYTES, 2 * BUFFER_BYTES])
+@pytest.mark.parametrize("is_left", [True, False])
+async def test_chunk_continues_after_the_last_byte_of_an_attempt_that_ended_early(
+    size: int, is_left: bool
+) -> None:
+    data, sent, asked = Random(size).randbytes(size), size - 1000, list[bytes]()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        begin, end = (0, sent) if len(asked) == 1 else (sent, size)
+        status = b"206 Partial Content" if begin else b"200 OK"
+        writer.write(b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n" % (status, size - begin))
+        writer.write(data[begin:end])
+        if is_left and not begin:
+            await reader.read()  # until the client goes away
+        writer.close()
+
+    sink, client = MemorySink(to_hash32(blake3(data).digest()), size), ShardClient()
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        url = "http://{}:{}".format(*server.sockets[0].getsockname())
+        attempt = asyncio.create_task(client.chunk(url, sink))
+        if is_left:
+            while sink.seen < sent:
+                await asyncio.sleep(0)
+            attempt.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            assert await attempt is RelayFault.FAILED
+        assert sink.received == sent
+        assert await client.chunk(url, sink) is None
+        client.close()
+    assert b"bytes=%d-" % sent in asked[1]
+    assert sink.data == data
