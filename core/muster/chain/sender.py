@@ -194,12 +194,13 @@ class TransactionSender:
 
         Raises TransactionLost when one of them is not mined in time.
         """
+        asked_at = self._clock()
         async with self._submitting:
-            await self._reconcile()
+            await self._reconcile(asked_at)
 
     # ----------------------------------------------------------------- reconcile
 
-    async def _reconcile(self) -> None:
+    async def _reconcile(self, asked_at: float) -> None:
         """Settle every action that no task waits for: left by a process, or undone by a reorg."""
         undone, state = await self._taken_back(), ActionState.PENDING
         if any(not action.attempts for action in undone):
@@ -207,16 +208,17 @@ class TransactionSender:
             # cannot be mined without it. Their callers have to repeat them all.
             undone, state = undone + await self._journal.pending(), ActionState.REPLACED
         await self._reopen(undone, state)
-        await self._settle_orphans()
+        await self._settle_orphans(asked_at)
 
     # -------------------------------------------------------------------- submit
 
     async def _begin(self, to: Address | None, data: bytes, label: str | None) -> _Watch:
         """Return the watched action of a label, or a new one that has been submitted."""
+        asked_at = self._clock()
         # One at a time: nonces must be used in order, and each estimate must see earlier
         # transactions.
         async with self._submitting:
-            await self._reconcile()
+            await self._reconcile(asked_at)
             action = await self._journal.find(label) if label is not None else None
             if action is None:
                 action = await self._submit(to, data, label)
@@ -332,10 +334,11 @@ class TransactionSender:
         watch.waiting += 1
         return watch
 
-    async def _settle_orphans(self, *, before_nonce: int | None = None) -> None:
+    async def _settle_orphans(self, asked_at: float, *, before_nonce: int | None = None) -> None:
         """Settle the actions that no task waits for, in the order of their nonces.
 
-        Raises TransactionLost when one of them is not mined in time.
+        Raises TransactionLost when one of them is not mined in time, which counts from when the
+        caller asked: callers that wait for one another hear of it together.
         """
         orphans = [
             action
@@ -346,26 +349,26 @@ class TransactionSender:
         for action in orphans:
             await self._revive(action)
         for action in orphans:
-            receipt = await self._settle(self._watched(action))
+            receipt = await self._settle(self._watched(action), asked_at)
             logger.info("transaction settled", extra=_about(action, receipt))
 
-    async def _settle(self, watch: _Watch) -> RawReceipt | None:
+    async def _settle(self, watch: _Watch, asked_at: float | None = None) -> RawReceipt | None:
         """Return the receipt of an action; None when its nonce was used by something else.
 
         Raises TransactionLost when it is not mined in time; then it is still pending.
         """
         try:
-            return await self._decided(watch)
+            return await self._decided(watch, self._clock() if asked_at is None else asked_at)
         finally:
             watch.waiting -= 1
             if not watch.waiting:
                 # If it is unsettled, it is now an orphan that `_settle_orphans` settles.
                 self._watches.pop(watch.action.number, None)
 
-    async def _decided(self, watch: _Watch) -> RawReceipt | None:
+    async def _decided(self, watch: _Watch, started: float) -> RawReceipt | None:
         async with watch.lock:
-            policy, started = self._policy, self._clock()
-            bumped_at, pause = started, policy.first_poll_s
+            policy = self._policy
+            bumped_at, pause = self._clock(), policy.first_poll_s
             used_since: float | None = None
             while True:
                 look = await self._try_look(watch.action)
@@ -386,7 +389,7 @@ class TransactionSender:
                     # one.
                     bumped_at = now
                     await self._reopen_before()
-                    await self._settle_orphans(before_nonce=watch.action.nonce)
+                    await self._settle_orphans(started, before_nonce=watch.action.nonce)
                 is_slow = now - bumped_at >= policy.bump_after_s and used_since is None
                 if not is_slow and look is not None and look.is_forgotten:
                     is_slow = await self._send_again(watch.action) is SendRefusal.FEE_TOO_LOW

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from hexbytes import HexBytes
-from sender_fakes import POLICY, REVERT, TO, Pool
+from sender_fakes import POLICY, REVERT, TO, Pool, until
 
 from muster.chain import SendJournal
 from muster.chain.outgoing import highest_fee
@@ -358,3 +358,31 @@ async def test_refusal_by_a_node_that_lags_is_asked_again(
     else:
         assert (await sender.send(TO, b"deposit"))["status"] == "0x1"
         assert asked == [3]
+
+
+async def test_sends_behind_a_lost_transaction_wait_for_it_together(pool: Pool) -> None:
+    pool.auto = False
+    sender = pool.sender()
+    with pytest.raises(TransactionLost):
+        await sender.send(TO, b"")
+    began, calls = pool.now, [sender.send(TO, bytes([i])) for i in (1, 2, 3)]
+    for error in await asyncio.gather(*calls, return_exceptions=True):
+        assert isinstance(error, TransactionLost)
+        assert error.tx in {each["hash"] for each in pool.sent}
+    assert pool.now - began < POLICY.give_up_after_s + 5
+    assert {each["nonce"] for each in pool.sent} == {0}  # nothing piles up behind it
+
+
+async def test_sends_behind_a_lost_transaction_follow_once_it_is_mined(pool: Pool) -> None:
+    pool.auto = False
+    sender = pool.sender()
+    with pytest.raises(TransactionLost):
+        await sender.send(TO, b"")
+    sends = [asyncio.create_task(sender.send(TO, bytes([i]))) for i in (1, 2, 3)]
+    began, bumped = pool.now, len(pool.sent)
+    await until(lambda: len(pool.sent) > bumped, *sends)
+    assert pool.now - began < POLICY.give_up_after_s
+    pool.auto = True
+    pool.confirm(pool.sent[-1])
+    await asyncio.gather(*sends)
+    assert [each["nonce"] for each in pool.sent[-3:]] == [1, 2, 3]
