@@ -5,6 +5,7 @@ These objects change while events are applied; only the view may change them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -436,9 +437,14 @@ class BatchView:
         leaf = claim.submission.leaf()
         return verify_batch_proof(self.root, self.count, position, leaf, claim.proof)
 
-    def is_proven_in(self, case: CaseView) -> bool:
-        """Return whether a claim of a case about this batch proves what the batch holds."""
-        return any(self.is_proven(claim, case.position) for claim in case.claims)
+    def is_proven_in(self, case: CaseView, *, before: float = math.inf) -> bool:
+        """Return whether a claim of a case about this batch proves what the batch holds, and was
+        made `before` a time.
+        """
+        return any(
+            claim.claimed_at < before and self.is_proven(claim, case.position)
+            for claim in case.claims
+        )
 
     def claim_about(self, case: CaseView) -> ClaimView:
         """Return the claim that shows what a case about this batch is about: the first that proves
@@ -536,6 +542,8 @@ class ClaimView:
     tx_hash: str
     proof: tuple[Hash32, ...] = ()
     """Siblings of its leaf up to the batch's root, as the claim gave them."""
+    claimed_at: int = 0
+    """The block's time, Unix seconds."""
 
 
 @dataclass(slots=True)

@@ -60,17 +60,19 @@ def phase_of(case: CaseView, terms: CourtTerms, now: float) -> tuple[str, int | 
     return "committing", commit_ends_at
 
 
-def penalties_of(view: ChainView, case: CaseView) -> list[Penalty]:
+def penalties_of(view: ChainView, case: CaseView, terms: CourtTerms) -> list[Penalty]:
     """Return the fines that a closed case allows and nobody has claimed.
 
-    They apply to signers of an overturned outcome, unless it or the votes against it depend on
-    what the committer of the batch showed, and to jurors that did not reveal a vote.
+    They apply to signers of an overturned outcome, if a claim proved in the first half of the time
+    to commit what the batch holds, unless the outcome or the votes against it depend on what the
+    committer of the batch showed; and to jurors that did not reveal a vote.
     """
     if not case.closed:
         return []
     batch = view.batches[case.batch_id]
     is_spared = spares_signers(case.recorded, case.ruling, case.votes.values())
-    is_wrong = case.overturned and not case.is_summons and not is_spared
+    is_proven = batch.is_proven_in(case, before=case.opened_at + terms.commit_time // 2)
+    is_wrong = case.overturned and not case.is_summons and is_proven and not is_spared
     signers = batch.signed_by(view.runs[case.run_id].seats) if is_wrong else []
     fined = {(slash.offence, slash.owner, slash.tag) for slash in view.slashes}
     due = [
@@ -166,7 +168,7 @@ def describe_cases(
 def describe_case(view: ChainView, case: CaseView, terms: CourtTerms, now: float) -> dict[str, Any]:
     """Return a case as JSON values; its deadline is when its phase ends at the latest."""
     phase, deadline = phase_of(case, terms, now)
-    penalties = penalties_of(view, case)
+    penalties = penalties_of(view, case, terms)
     return {
         "case": hex0x(case.case_id),
         "run": case.run_id,

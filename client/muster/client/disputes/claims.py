@@ -365,7 +365,7 @@ async def settle(
         closed_tx = await _close(chain, view, case_id)
         view = await read()
     case, settled = view.cases[case_id], Settled(closed_tx)
-    for penalty in penalties_of(view, case):
+    for penalty in penalties_of(view, case, await chain.court.terms()):
         try:
             settled.fined[penalty.account] = (await fine(chain, view, case, penalty)).tx_hash
         except ContractRevert as error:

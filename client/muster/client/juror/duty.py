@@ -34,7 +34,7 @@ from typing import Any, Protocol
 from muster.chain import CaseView, Chain, ChainView, CourtTerms, EventReader, apply_poll, follow
 from muster.client.chain_facts import ChainClock, HistoryView
 from muster.client.connections import TRANSACTIONS, EngineFactory, load_engine, make_engine
-from muster.client.disputes.cases import fees_due, penalties_of, ruling_words
+from muster.client.disputes.cases import Penalty, fees_due, penalties_of, ruling_words
 from muster.client.disputes.claims import OVERTAKEN, close_case, fine
 from muster.client.durable_log import Journal
 from muster.client.juror.judging import CaseJudge
@@ -333,10 +333,13 @@ class JurorDuty:
             name, juror = case.case_id, self.context.juror
             if not case.closed or name in self._over or juror not in case.jurors:
                 continue
-            if juror not in fees_due(case) and not penalties_of(self.context.view, case):
+            if juror not in fees_due(case) and not self._penalties_of(case):
                 self._over.add(name)
             else:
                 self._begin(case, DutyStep.COLLECT, partial(self.collect, case))
+
+    def _penalties_of(self, case: CaseView) -> list[Penalty]:
+        return penalties_of(self.context.view, case, self.context.terms)
 
     async def moment(self) -> Moment:
         """Return the chain's height and clock; between blocks the clock advances with ours."""
@@ -431,7 +434,7 @@ class JurorDuty:
             named = f"collect the fee of case {case.number}, {hex0x(case.case_id)}"
             await chain.once(named).court.collect_fee(case.case_id, juror)
             logger.info("fee collected", extra=_about(case))
-        for penalty in penalties_of(view, case):
+        for penalty in self._penalties_of(case):
             named = f"fine {penalty.account} for case {case.number}, {hex0x(case.case_id)}"
             await fine(chain.once(named), view, case, penalty)
             logger.info("fined", extra=_about(case) | {"account": penalty.account})

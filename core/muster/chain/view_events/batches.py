@@ -164,6 +164,7 @@ def on_claimed(view: ChainTables, event: Event, args: Arguments) -> None:
             proof=tuple(args["work"].proof),
             sources=tuple(args["sources"]),
             tx_hash=event.tx_hash,
+            claimed_at=event.block_timestamp,
         )
     )
 

@@ -63,7 +63,7 @@ from muster.client.disputes.claims import (
 from muster.client.sources import Sources
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ApiError, ChainUnreachable, ConfigError, ContractRevert
-from muster.protocol.ids import Address
+from muster.protocol.ids import Address, Hash32
 from muster.protocol.jury import Ruling, summons_of
 from muster.protocol.messages import Reason, Verdict
 
@@ -344,14 +344,14 @@ def closed(**changes: Any) -> Any:
 def test_overturned_case_lets_anybody_fine_signers_and_absent_jurors_once() -> None:
     case = closed(**OVERTURNED)
     view = make_world(case)
-    signer, absent = penalties_of(view, case)
+    signer, absent = penalties_of(view, case, TERMS)
     assert signer == Penalty(Offence.WRONG_VERDICT, STRANGER)
     assert absent == Penalty(Offence.ABSENT_JUROR, PEER)
     fined = SimpleNamespace(offence=signer.offence, owner=STRANGER, tag=1)
     view.slashes = [fined]
-    assert penalties_of(view, case) == [absent]
+    assert penalties_of(view, case, TERMS) == [absent]
     fined.tag = 2
-    assert penalties_of(view, case) == [signer, absent]
+    assert penalties_of(view, case, TERMS) == [signer, absent]
 
 
 @pytest.mark.parametrize(
@@ -367,12 +367,25 @@ def test_overturned_case_lets_anybody_fine_signers_and_absent_jurors_once() -> N
 )
 def test_signers_are_spared(changes: dict[str, Any]) -> None:
     case = closed(**changes)
-    assert penalties_of(make_world(case), case) == [Penalty(Offence.ABSENT_JUROR, PEER)]
+    assert penalties_of(make_world(case), case, TERMS) == [Penalty(Offence.ABSENT_JUROR, PEER)]
+
+
+@pytest.mark.parametrize(
+    ("late_s", "proof", "is_fined"), [(-1, (), True), (0, (), False), (-1, (LEAF,), False)]
+)
+def test_signers_are_fined_only_where_a_claim_proved_the_work_before_votes(
+    late_s: int, proof: tuple[Hash32, ...], is_fined: bool
+) -> None:
+    case = closed(**OVERTURNED)
+    half_at = case.opened_at + TERMS.commit_time // 2
+    case.claims = [replace(case.claims[0], claimed_at=half_at + late_s, proof=proof)]
+    fined = [each.offence for each in penalties_of(make_world(case), case, TERMS)]
+    assert fined == [Offence.WRONG_VERDICT] * is_fined + [Offence.ABSENT_JUROR]
 
 
 def test_open_case_lets_nobody_be_fined_or_paid() -> None:
     case = closed(fee_wei=5)
-    assert penalties_of(make_world(case), case) == []
+    assert penalties_of(make_world(case), case, TERMS) == []
     assert fees_due(case) == []
 
 
@@ -429,6 +442,9 @@ class Court:
     @property
     def court(self) -> Court:
         return self
+
+    async def terms(self) -> Any:
+        return TERMS
 
     async def read(self) -> Any:
         return self.view
