@@ -98,7 +98,8 @@ interface IWorkerRegistry is IWorkerRegistryErrors, IWorkerRegistryEvents {
     function join(uint64 runId, uint32 terms, uint256 stake, NodeConsent calldata consent, Permit calldata permit)
         external;
 
-    /// @notice Replaces the caller's node key in all runs; the old key fails at once, earned reward stays.
+    /// @notice Replaces the caller's node key in all runs: the old key fails for all that is committed later, and answers
+    ///         for what was committed before. Earned reward stays.
     function rotateNode(NodeConsent calldata consent) external;
 
     /// @notice Starts to leave a run: no more work, all stake in it unbonds.

@@ -148,8 +148,8 @@ class WorkerRegistry(Contract):
         """Returns the active stake a worker must hold in each of its runs, in token wei."""
 
     async def rotate_node(self, consent: NodeConsent) -> Receipt:
-        """Replaces the caller's node key in all runs; the old key fails at once, earned reward
-        stays.
+        """Replaces the caller's node key in all runs: the old key fails for all that is
+        committed later, and answers for what was committed before. Earned reward stays.
         """
 
     async def worker_by_id(self, worker_id: int) -> Address:
