@@ -111,10 +111,14 @@ class StakeOffer:
     """The account's present active stake for the run."""
     required_wei: int
     """Active stake a worker must hold in each of its runs."""
+    ticket_wei: int | None
+    """Active stake that covers one ticket; None when nobody showed the run's recipe."""
     unbonding_s: int
     """Seconds between unbonding and withdrawing stake."""
     joins: bool
     """Whether the account becomes a worker of the run; else the amount is only added."""
+    works: bool
+    """Whether the account is a worker of the run then, not one of its validators."""
 
     def require_funds(self) -> None:
         """Raise ConfigError when the wallet holds less than the amount."""
@@ -160,17 +164,34 @@ class StakeOffer:
         lines = [
             f"locks   {format_tokens(self.amount_wei)} of {format_tokens(self.balance_wei)} tokens "
             f"(a worker must hold {format_tokens(self.required_wei)} in each of its runs)",
+            *([f"work    {self._covers(staked)}"] if self.works else []),
             f"back    {format_duration(self.unbonding_s)} after muster unstake asks for it",
             f"signs   {does if self.joins else f'more stake for run {self.run_id}'}",
             *(f"risk    {line}" for line in of_worker(self.run_id, self.terms, staked)),
         ]
         return "\n".join(lines)
 
+    def _covers(self, staked_wei: int) -> str:
+        """Return whether a stake brings work: it must cover the most units of a ticket."""
+        if self.ticket_wei is None:
+            return "comes if the stake covers a ticket: --orchestrator URL says how much that takes"
+        needed = f"this run's largest ticket takes {format_tokens(self.ticket_wei)} tokens"
+        if staked_wei < self.ticket_wei:
+            return f"does not come: {needed}, only {format_tokens(staked_wei)} would be staked"
+        return f"comes: {needed}, {format_tokens(staked_wei)} will be staked"
+
 
 async def stake_offer(
-    chain: Chain, account: Address, run_id: RunId, amount_wei: int | None, *, with_node: bool
+    chain: Chain,
+    account: Address,
+    run_id: RunId,
+    amount_wei: int | None,
+    *,
+    with_node: bool,
+    ticket_units: int | None = None,
 ) -> StakeOffer:
-    """Return the terms of staking for a run; the default amount is the missing stake.
+    """Return the terms of staking for a run; the default amount is the stake that is missing to
+    join, and to get a ticket of up to `ticket_units`, if that is known.
 
     Raises ConfigError when the run is unknown, or the account cannot stake for it.
     """
@@ -178,9 +199,12 @@ async def stake_offer(
     required = await chain.workers.required_stake()
     active = await chain.vault.active_stake(run_id, account)
     member = await chain.workers.member_of(run_id, account)
-    joins = member.status is WorkerStatus.NONE and not await chain.runs.is_validator(
-        run_id, account
-    )
+    works = not await chain.runs.is_validator(run_id, account)
+    ticket = None
+    if works and ticket_units is not None:
+        ticket = ticket_units * await chain.ledger.stake_per_unit()
+    joins = works and member.status is WorkerStatus.NONE
+    missing = max(required - active, (ticket or 0) - active, 0)
     if joins:
         await _require_node(chain, account, with_node=with_node)
         await require_steady(chain, run_id)
@@ -188,12 +212,14 @@ async def stake_offer(
         run_id=run_id,
         terms=terms,
         terms_number=number,
-        amount_wei=max(required - active, 0) if amount_wei is None else amount_wei,
+        amount_wei=missing if amount_wei is None else amount_wei,
         balance_wei=await chain.token.balance_of(account),
         active_wei=active,
         required_wei=required,
+        ticket_wei=ticket,
         unbonding_s=await chain.vault.unbonding_period(),
         joins=joins,
+        works=works,
     )
 
 
@@ -268,13 +294,21 @@ def _require_faucet(chain: Chain) -> None:
 
 
 async def join_run(
-    chain: Chain, worker: Wallet, node: Wallet | None, run_id: RunId, stake_wei: int
+    chain: Chain,
+    worker: Wallet,
+    node: Wallet | None,
+    run_id: RunId,
+    stake_wei: int,
+    *,
+    terms: int | None = None,
 ) -> Receipt:
     """Make an account a worker of a run in one transaction, which `chain` sends as the worker.
 
-    It agrees to the run's present terms. Without a node argument it keeps its node.
+    It agrees to the terms with that number and to no later ones; by default to the present ones.
+    Without a node argument it keeps its node.
     """
-    _, terms = await chain.runs.terms_of(run_id)
+    if terms is None:
+        _, terms = await chain.runs.terms_of(run_id)
     deadline = await chain.now() + CONSENT_S
     return await chain.workers.join(
         run_id,

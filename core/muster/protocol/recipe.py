@@ -14,6 +14,9 @@ from muster.protocol.mixture import Lengths, PartFilters, TasksRecipe
 from muster.protocol.objective import ObjectiveRecipe
 from muster.protocol.seeds import part_of
 
+MAX_RECORDED_UNITS = (1 << 32) - 1
+"""Most units that an outcome record can count."""
+
 
 class SamplingRecipe(DocumentPart):
     """How rollouts are generated."""
@@ -28,6 +31,12 @@ class SamplingRecipe(DocumentPart):
     """Limit of a completion, EOS included; also the unit cap per sample."""
     target_lengths: Lengths = ()
     """Length budgets in tokens, of which one is drawn per problem; empty for none."""
+
+    @property
+    def max_units(self) -> int:
+        """The most units that one submission can be worth."""
+        samples = self.problems_per_submission * self.samples_per_problem
+        return min(samples * self.max_new_tokens, MAX_RECORDED_UNITS)
 
 
 Markup = Annotated[str, Field(max_length=8_192), Lines()]

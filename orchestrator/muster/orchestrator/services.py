@@ -24,7 +24,7 @@ from muster.orchestrator.intake.retention import Retention
 from muster.orchestrator.leases.fitness import Hardware
 from muster.orchestrator.leases.leases import Leases
 from muster.orchestrator.leases.life import Heartbeats, Lives
-from muster.orchestrator.leases.shares import Turns, UnitCap, max_units
+from muster.orchestrator.leases.shares import Turns, UnitCap
 from muster.orchestrator.metrics import Gauges
 from muster.orchestrator.outcomes.breaker import Breaker
 from muster.orchestrator.outcomes.checking import ProofsOfChecking
@@ -141,7 +141,7 @@ class Services:
             files=self.files,
             chain=self.chain,
             projection=projection,
-            max_units=max_units(self.recipe.sampling),
+            max_units=self.recipe.sampling.max_units,
             batch_limit=settings.batch_limit,
             outcome_deadline_s=constants.outcome_deadline_s,
             now=self.chain_clock.now,
@@ -172,7 +172,7 @@ class Services:
             projection=self.projection,
             domain=self.domain,
             doubles=self.doubles,
-            max_units=max_units(self.recipe.sampling),
+            max_units=self.recipe.sampling.max_units,
             now=now,
             on_received=self.wakes.submission_received,
         )

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from muster.api import OrchestratorApi
 from muster.chain import Chain
 from muster.client.cli.options import (
     FILE,
@@ -19,6 +20,7 @@ from muster.client.cli.options import (
     key_options,
     looking_options,
     open_keystore,
+    orchestrator_option,
     run_option,
 )
 from muster.client.cli.printing import print_json, print_result
@@ -32,10 +34,13 @@ from muster.client.stake import (
     stake_offer,
     take_from_faucet,
     take_gas_money,
+    terms_of_run,
     unbond,
     what_next,
 )
-from muster.protocol.ids import Address, RunId
+from muster.protocol.errors import ApiError, EncodingError
+from muster.protocol.ids import Address, Hash32, RunId
+from muster.protocol.recipe import Recipe
 from muster.wallet import Wallet
 
 
@@ -45,6 +50,7 @@ from muster.wallet import Wallet
 @click.option("--node", type=FILE, help="Keystore of the node that signs for the worker.")
 @click.option("--node-password-file", type=FILE, help="Password of the node's keystore.")
 @click.option("--amount", metavar="TOKENS", help="How much. [default: what is required there]")
+@orchestrator_option
 @click.option("--faucet", is_flag=True, help="Take tokens and gas money: development chains.")
 @acting_options
 def stake(
@@ -56,8 +62,10 @@ def stake(
 ) -> None:
     """Stake for a run, and become its worker, in one transaction; or add stake there.
 
-    A new worker signs the number of the run's terms; --node names its hot key, the first time. A
-    worker of the run only adds the amount. Prints the transaction's hash.
+    The default --amount is what the contracts require, and what the largest ticket of the run's
+    recipe takes, which --orchestrator shows: less brings no work. A new worker signs the number of
+    the run's terms; --node names its hot key, the first time. A worker of the run only adds the
+    amount. Prints the transaction's hash.
 
     \b
     Examples:
@@ -78,7 +86,10 @@ async def _stake(owner: Wallet, node: Wallet | None, options: dict[str, Any]) ->
             await take_gas_money(chain, owner.address)
         await require_gas(chain, owner.address, "stake")
         make_offer = partial(
-            stake_offer, chain, owner.address, run_id, amount, with_node=node is not None
+            stake_offer,
+            *(chain, owner.address, run_id, amount),
+            with_node=node is not None,
+            ticket_units=await _ticket_units(chain, run_id, options["orchestrator"]),
         )
         offer = await make_offer()
         missing = offer.amount_wei - offer.balance_wei
@@ -90,7 +101,9 @@ async def _stake(owner: Wallet, node: Wallet | None, options: dict[str, Any]) ->
         click.echo(f"account {owner.address}\n{offer.describe()}", err=True)
         agree("Stake?", options)
         if offer.joins:
-            receipt = await join_run(chain, owner, node, run_id, offer.amount_wei)
+            receipt = await join_run(
+                chain, owner, node, run_id, offer.amount_wei, terms=offer.terms_number
+            )
         else:
             receipt = await add_stake(chain, run_id, owner.address, offer.amount_wei)
         next_step = await what_next(chain, owner.address, run_id)
@@ -105,6 +118,26 @@ async def _stake(owner: Wallet, node: Wallet | None, options: dict[str, Any]) ->
     else:
         click.echo(receipt.tx_hash)
     click.echo(next_step, err=True)
+
+
+async def _ticket_units(chain: Chain, run_id: RunId, url: str | None) -> int | None:
+    """Return the most units of a ticket, by the recipe that the chain pins; None when the
+    orchestrator does not show it."""
+    await terms_of_run(chain, run_id)
+    if url is None:
+        return None
+    async with OrchestratorApi(url) as api:
+        return await ticket_units(api, (await chain.runs.config_of(run_id)).recipe_hash)
+
+
+async def ticket_units(api: OrchestratorApi, recipe_hash: Hash32) -> int | None:
+    """Return the most units of a ticket of a recipe; None, and say so, when it is not shown."""
+    try:
+        recipe = Recipe.from_bytes(await api.document(recipe_hash))
+    except (ApiError, EncodingError) as error:
+        click.echo(f"note    the orchestrator shows no recipe: {error}", err=True)
+        return None
+    return recipe.sampling.max_units
 
 
 staked_run_option = click.option(

@@ -15,7 +15,7 @@ from muster.lab.redteam.gain import PPM, Gain
 from muster.lab.redteam.models import OtherModel
 from muster.lab.redteam.stage import RUN, Stage
 from muster.lab.redteam.trials import Attack, Outcome, Variant
-from muster.orchestrator.leases.shares import free_leases, max_units
+from muster.orchestrator.leases.shares import free_leases
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import Address, Hash32, Step, to_address
 from muster.protocol.seeds import problem_indices, ticket_seed
@@ -76,7 +76,7 @@ def _split(stage: Stage, random: Random) -> Outcome:
     stake = random.randint(least, 50 * least)
     most = stake // least
     count = random.randint(1, most)
-    size = max_units(stage.recipe.sampling)
+    size = stage.recipe.sampling.max_units
     alone = _in_flight(stake, size, per_unit)
     apart = count * _in_flight(stake // count, size, per_unit)
     terms = stage.terms

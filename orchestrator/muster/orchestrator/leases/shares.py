@@ -167,16 +167,6 @@ class Turns:
 # Units covered by a stake
 
 
-MAX_RECORDED = (1 << 32) - 1
-"""Most units that an outcome record can count."""
-
-
-def max_units(sampling: SamplingRecipe) -> int:
-    """Return the most units that one submission can be worth."""
-    samples = sampling.problems_per_submission * sampling.samples_per_problem
-    return min(samples * sampling.max_new_tokens, MAX_RECORDED)
-
-
 def free_leases(in_flight: int, per_lease: int, active_wei: int, stake_per_unit: int) -> int:
     """Return how many leases of `per_lease` units a stake covers beside the units in flight."""
     return max(0, active_wei // stake_per_unit - in_flight) // per_lease
@@ -197,7 +187,7 @@ class UnitCap:
     ) -> None:
         self._projection = projection
         self._batching = batching
-        self._max_units = max_units(sampling)
+        self._max_units = sampling.max_units
         self._constants = constants
         self._batches: dict[Hash32, dict[Address, int]] = {}
         self._in_batches: Counter[Address] = Counter()

@@ -4,11 +4,14 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given, strategies as st
-from worlds.client_world import NODE_KEY, OTHER_KEY, RUN, WORKER
+from worlds.client_world import NODE_KEY, OTHER_KEY, RULES, RUN, WORKER
 
+from muster.api import OrchestratorApi
 from muster.chain import ZERO_ADDRESS, BatchView, Chain, NodeConsent, Permit, RunTerms, WorkerStatus
+from muster.client.cli.stake import ticket_units
 from muster.client.quantities import WEI_PER_TOKEN, format_tokens, parse_tokens
 from muster.client.rewards import (
     candidate_outcomes,
@@ -82,6 +85,7 @@ class FakeChain:
             proposed_change=(TERMS, proposed_at),
             is_validator=False,
         )
+        self.ledger = FakeContract(stake_per_unit=WEI_PER_TOKEN)
         self.vault = FakeContract(
             unbonding_period=86400, active_stake=100 * WEI_PER_TOKEN if is_member else 0
         )
@@ -155,6 +159,55 @@ async def test_offer_says_what_is_locked_signed_for_how_long_and_what_can_be_los
     assert "back    1 d after muster unstake" in text
     assert "signs   join run 7 under its terms 4" in text
     assert "risk    " in text
+
+
+@pytest.mark.parametrize(
+    ("units", "asked", "amount", "says"),
+    [
+        (120, None, 120, "work    comes: this run's largest ticket takes 120 tokens, 120 will be"),
+        (80, None, 100, "work    comes: this run's largest ticket takes 80 tokens, 100 will be"),
+        (120, 100, 100, "work    does not come: this run's largest ticket takes 120 tokens, only"),
+        (None, None, 100, "--orchestrator URL says how much that takes"),
+    ],
+)
+async def test_default_amount_covers_the_largest_ticket_of_the_recipe(
+    units: int | None, asked: int | None, amount: int, says: str
+) -> None:
+    chain: Any = FakeChain()
+    asked_wei = asked and asked * WEI_PER_TOKEN
+    offer = await stake_offer(
+        chain, OWNER.address, RUN, asked_wei, with_node=True, ticket_units=units
+    )
+    assert offer.amount_wei == amount * WEI_PER_TOKEN
+    assert says in offer.describe()
+    offer.require_something(with_node=True)
+
+
+@pytest.mark.parametrize("is_other", [False, True])
+async def test_largest_ticket_is_that_of_the_recipe_on_chain(
+    is_other: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = RULES.recipe
+    shown = recipe.to_bytes() + b" " * is_other
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=shown))
+    async with OrchestratorApi("http://orchestrator", transport=transport) as api:
+        units = await ticket_units(api, keccak(recipe.to_bytes()))
+    assert units == (None if is_other else recipe.sampling.max_units)
+    assert ("the orchestrator shows no recipe" in capsys.readouterr().err) is is_other
+
+
+async def test_a_validators_stake_covers_no_tickets() -> None:
+    chain: Any = FakeChain()
+    chain.runs.answers["is_validator"] = True
+    offer = await stake_offer(chain, OWNER.address, RUN, None, with_node=False, ticket_units=120)
+    assert offer.amount_wei == 100 * WEI_PER_TOKEN
+    assert "work    " not in offer.describe()
+
+
+async def test_worker_joins_under_the_terms_that_it_was_shown() -> None:
+    chain: Any = FakeChain()
+    await join_run(chain, OWNER, NODE, RUN, 100, terms=3)
+    assert chain.workers.written[0][2] == 3
 
 
 async def test_a_member_does_not_join_again() -> None:

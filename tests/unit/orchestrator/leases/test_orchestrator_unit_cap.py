@@ -12,7 +12,7 @@ from orchestrator_fakes import FRAUD, NOW, RUN, STAKE_PER_UNIT, Network
 
 from muster.api import Lease, NoWork
 from muster.orchestrator.intake.batching import Composition
-from muster.orchestrator.leases.shares import Turns, free_leases, max_units
+from muster.orchestrator.leases.shares import Turns, free_leases
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ContractRevert
 from muster.protocol.ids import Address, to_address
@@ -65,7 +65,7 @@ def test_submission_is_worth_every_token_of_every_sample_at_most() -> None:
     sampling = SamplingRecipe(
         problems_per_submission=2, samples_per_problem=3, temperature=1.0, max_new_tokens=7
     )
-    assert max_units(sampling) == 42
+    assert sampling.max_units == 42
 
 
 async def test_lease_is_given_at_the_boundary_and_withheld_below(bench: Bench) -> None:
