@@ -5,13 +5,13 @@ They do not depend on the orchestrator.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from muster.chain import ChainView, Event, LeasedWork, WorkerStatus
 from muster.client.tickets import KnownPolicy, TicketTerms
+from muster.lifecycle import uptime_s
 from muster.protocol.eip712 import Domain
 from muster.protocol.ids import Address, PolicyVersion, RunId
 
@@ -148,7 +148,7 @@ class ChainClock:
     """The minimum time of the next block: the latest block's time plus the time since it
     arrived."""
 
-    def __init__(self, chain: Chain, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, chain: Chain, clock: Callable[[], float] = uptime_s) -> None:
         self._chain = chain
         self._clock = clock
         self._head: tuple[int, int, float] | None = None

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -42,8 +43,18 @@ _GROUP_FILES = (
 _QUOTA_FILES = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
 """Files with CPU quota and period, for control groups version 2 and 1."""
 
+# Linux: what is monotonic stands still while the machine is suspended. On macOS it is the reverse:
+# Python's monotonic clock stands still, CLOCK_MONOTONIC does not.
+_COUNTS_SUSPENSION = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _PR_SET_PDEATHSIG = 1
 _computing = 0
+
+
+def uptime_s() -> float:
+    """Return seconds of a clock that goes on while the machine is suspended: for what is due by the
+    time of others.
+    """
+    return time.clock_gettime(_COUNTS_SUSPENSION)
 
 
 class ComputeThread:

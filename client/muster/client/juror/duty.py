@@ -23,7 +23,6 @@ import asyncio
 import logging
 import math
 import secrets
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -43,7 +42,7 @@ from muster.client.preflight import warn_of_gas
 from muster.client.settings import JurorSettings
 from muster.client.stake import FAUCET_CHAIN_ID
 from muster.client.validator.decoding import FileDecoder
-from muster.lifecycle import run_beside
+from muster.lifecycle import run_beside, uptime_s
 from muster.lifecycle.files import write_durably
 from muster.protocol.encoding import canonical_json, hex0x, keccak
 from muster.protocol.errors import ChainError, ConfigError
@@ -230,7 +229,7 @@ class JurorContext:
     """The court's terms, such as the lengths of phases."""
     poll_s: float
     """Seconds between two polls."""
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = uptime_s
     """Clock in seconds, for pauses and for the time since the last block."""
     salt: Callable[[int], bytes] = secrets.token_bytes
     """Random bytes."""

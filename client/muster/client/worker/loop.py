@@ -57,7 +57,7 @@ from muster.client.worker.generation import (
 )
 from muster.client.worker.journal import SignedSubmission, Slot, slot_of
 from muster.client.worker.silence import Judged, SilenceDuty
-from muster.lifecycle import ComputeThread, run_beside
+from muster.lifecycle import ComputeThread, run_beside, uptime_s
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import file_hash
 from muster.protocol.errors import (
@@ -266,7 +266,7 @@ class WorkerLoop:
         if self.context.keep_going or not self._is_over():
             self._over_since = None
             return False
-        now = time.monotonic()
+        now = time.monotonic()  # who sleeps through the end still settles what waits for it
         self._over_since = self._over_since or now
         longest_s, is_done = OUTCOMES_S, not self.context.journal.unfinished()
         if self.silence is not None:
@@ -491,7 +491,7 @@ class WorkerLoop:
         fault = lease_fault(lease.ticket, lease.signature, terms, now=now, signed=signed)
         if fault is None:
             left_s = lease.ticket.deadline - now
-            self._due_at = time.monotonic() + left_s
+            self._due_at = uptime_s() + left_s
             # A ticket that is given again has less time left than the full lease.
             context.held.lease_s = max(context.held.lease_s or 0.0, left_s)
         return fault

@@ -15,7 +15,6 @@ submission, and gas, are at risk; both belong to the node.
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -39,7 +38,7 @@ from muster.client.sources import Sources, named_sources
 from muster.client.validator.batches import is_misdeclared
 from muster.client.worker.context import NodeContext
 from muster.client.worker.journal import BatchPlace, SignedSubmission, Slot
-from muster.lifecycle import run_beside
+from muster.lifecycle import run_beside, uptime_s
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ApiError, ConfigError
 from muster.protocol.ids import Hash32
@@ -214,7 +213,7 @@ class SilenceDuty:
         times: Times,
         named: Sequence[str],
         *,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = uptime_s,
     ) -> None:
         """`chain` sends transactions and pays bonds, from the node's or the worker's own wallet;
         file and proofs are uploaded to `rooms`, and the URLs in `named` are published on chain as

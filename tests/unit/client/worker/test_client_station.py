@@ -17,6 +17,7 @@ from muster.client.worker import loop
 from muster.client.worker.context import Hope, Hopeless, Station
 from muster.client.worker.loop import WorkerLoop
 from muster.inference.engine import Progress
+from muster.lifecycle import uptime_s
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import PolicyVersion
 
@@ -256,7 +257,7 @@ def test_a_ticket_is_given_up_when_the_rest_takes_far_longer_than_it_may(
     at_s: float, progress: Progress, is_hopeless: bool
 ) -> None:
     clock = Clock()
-    hope = Hope(16, 100.0, lambda: True, clock)
+    hope = Hope(16, 100.0, lambda: True, clock, clock)
     clock.now = at_s
     if not is_hopeless:
         return hope(progress)
@@ -267,7 +268,7 @@ def test_a_ticket_is_given_up_when_the_rest_takes_far_longer_than_it_may(
 
 def test_a_ticket_is_judged_by_its_pace_once_it_is_first() -> None:
     clock, first = Clock(), [False]
-    hope = Hope(16, 100.0, lambda: first[0], clock)
+    hope = Hope(16, 100.0, lambda: first[0], clock, clock)
     clock.now = 40.0
     hope(Progress(50, 1, 50))  # at this pace it needs 600 s more, 60 s are left
     first[0] = True
@@ -280,6 +281,25 @@ def test_a_ticket_is_judged_by_its_pace_once_it_is_first() -> None:
     first[0], clock.now = False, 100.0
     with pytest.raises(Hopeless):
         hope(Progress(799, 15, 749))
+
+
+@pytest.mark.parametrize(("slept_s", "is_hopeless"), [(40.0, False), (60.0, True), (80.0, True)])
+def test_a_machine_that_slept_has_less_time_and_the_same_pace(
+    slept_s: float, is_hopeless: bool
+) -> None:
+    clock, due_clock = Clock(), Clock()
+    hope = Hope(16, 100.0, lambda: True, clock, due_clock)
+    clock.now, due_clock.now = 20.0, 20.0 + slept_s
+    if not is_hopeless:
+        return hope(Progress(200, 1, 50))  # needs 60 s more, 40 s are left: perhaps
+    with pytest.raises(Hopeless):
+        hope(Progress(200, 1, 50))
+
+
+def test_what_is_due_is_due_by_a_clock_that_counts_suspension() -> None:
+    counts = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+    before = time.clock_gettime(counts)
+    assert before <= uptime_s() <= time.clock_gettime(counts)
 
 
 def test_the_engines_time_is_counted_once() -> None:
