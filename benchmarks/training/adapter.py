@@ -20,7 +20,7 @@ from muster.protocol.ids import PolicyVersion, RunId, Step
 from muster.protocol.recipe import AdapterRecipe, Recipe, SamplingRecipe, TrainingRecipe
 from muster.protocol.rollouts import Rollout
 from muster.shardcast import ChunkStore, Manifest
-from muster.shardcast.fetcher import DELTA_FILE, rebuild
+from muster.shardcast.fetcher import DELTA_FILE, write_from_delta
 from muster.trainer.base_model import ModelShape, WarmStart, build_base_model
 from muster.trainer.learn.learner import Learner
 from muster.trainer.publish.policies import (
@@ -137,7 +137,7 @@ def rebuilt(
     (folder / DELTA_FILE).write_bytes(data)
     (folder / "made").mkdir()
     began = time.process_time()
-    rebuild(manifest, folder / "made", folder, parent, shelf.path(parent.version))
+    write_from_delta(manifest, folder / "made", folder, parent, shelf.path(parent.version))
     return time.process_time() - began
 
 

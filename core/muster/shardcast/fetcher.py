@@ -298,7 +298,9 @@ class Fetcher:
     ) -> None:
         """Rebuild the files; leave none when that fails."""
         try:
-            await in_thread(rebuild, part.manifest, part.path, delta.path, parent, parent_folder)
+            await in_thread(
+                write_from_delta, part.manifest, part.path, delta.path, parent, parent_folder
+            )
         except (DeltaError, StorageError):
             await in_thread(discard, part.path)
             raise
@@ -412,7 +414,7 @@ def delta_as_file(manifest: Manifest) -> Manifest:
     return replace(manifest.without_delta(), files=(entry,))
 
 
-def rebuild(
+def write_from_delta(
     manifest: Manifest, folder: Path, delta_folder: Path, parent: Manifest, parent_folder: Path
 ) -> None:
     """Write a version's files to `folder`, from its delta and the parent's; blocking.

@@ -19,7 +19,7 @@ from muster.orchestrator.intake.batching import Batching
 from muster.orchestrator.intake.blobs import S3Blobs
 from muster.orchestrator.intake.files import FileStore
 from muster.orchestrator.intake.intake import Intake
-from muster.orchestrator.intake.rebuild import claim_database, rebuild
+from muster.orchestrator.intake.rebuild import claim_database, fill_database
 from muster.orchestrator.intake.retention import Retention
 from muster.orchestrator.leases.fitness import Hardware
 from muster.orchestrator.leases.leases import Leases
@@ -107,7 +107,7 @@ class Services:
             deploy_hash=await self.chain.deploy_hash(),
             now=int(self.clock()),
         )
-        await rebuild(self.database, self.files, self.projection)
+        await fill_database(self.database, self.files, self.projection)
         await self.leases.close_void()
         for loading in (self.batching, self.nonces, self.heartbeats, self.hardware, self.training):
             await loading.load()

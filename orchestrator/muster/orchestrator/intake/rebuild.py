@@ -57,7 +57,7 @@ async def claim_database(
     return int(created_at)
 
 
-async def rebuild(database: Database, files: FileStore, projection: Projection) -> int:
+async def fill_database(database: Database, files: FileStore, projection: Projection) -> int:
     """Fill an empty database; returns how many submissions it recovered."""
     async with database.transaction() as asked:
         [rows] = await asked.ask(_ANY)
