@@ -411,7 +411,11 @@ def _nothing_announced(run: RunView) -> ConfigError:
 
 _AFTER_ROTATION = {
     "trainer": ("stop", "the old trainer's process first: it can publish no more"),
-    "orchestrator": ("lost", "work on the old one's tickets that is not committed yet"),
+    "orchestrator": (
+        "then",
+        "start the new one on the old one's --files: it signs work that is not committed again, "
+        "which is lost otherwise",
+    ),
 }
 
 

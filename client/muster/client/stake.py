@@ -31,7 +31,7 @@ from muster.client.quantities import (
     format_tokens,
 )
 from muster.protocol.eip712 import digest, sign, struct_hash
-from muster.protocol.encoding import address_bytes, keccak
+from muster.protocol.encoding import address_bytes
 from muster.protocol.errors import ConfigError, NotYet
 from muster.protocol.ids import Address, Hash32, RunId
 from muster.protocol.jury import BENCH
@@ -199,6 +199,11 @@ async def stake_offer(
     required = await chain.workers.required_stake()
     active = await chain.vault.active_stake(run_id, account)
     member = await chain.workers.member_of(run_id, account)
+    if member.status is WorkerStatus.BANNED:
+        raise ConfigError(
+            f"{account} is banned from run {run_id}: stake brings no work",
+            hint="a ban ends only when a jury overturns a verdict: muster explain, muster dispute",
+        )
     works = not await chain.runs.is_validator(run_id, account)
     ticket = None
     if works and ticket_units is not None:
@@ -245,10 +250,16 @@ async def require_steady(chain: Chain, run_id: RunId) -> None:
 
 
 async def terms_of_run(chain: Chain, run_id: RunId) -> tuple[RunTerms, int]:
-    """Return a run's present terms and their number; raises ConfigError for no run."""
+    """Return an open run's present terms and their number; raises ConfigError for another."""
     if run_id > (count := await chain.runs.run_count()):
         raise ConfigError(
             f"there is no run {run_id}, there are {count}", hint="choose a run of muster run list"
+        )
+    [closed_at] = await chain.read("RunRegistry", "closedAt", [run_id])
+    if closed_at:
+        raise ConfigError(
+            f"run {run_id} was closed on {format_time(closed_at)}, for good: stake brings no work",
+            hint="choose another run of muster run list; muster unstake takes stake back",
         )
     return await chain.runs.terms_of(run_id)
 
@@ -356,7 +367,10 @@ async def consent_of(
 
 
 async def sign_permit(chain: Chain, owner: Wallet, amount_wei: int, deadline: int) -> Permit:
-    """Return the owner's ERC-2612 permit for StakeVault."""
+    """Return the owner's ERC-2612 permit for StakeVault.
+
+    Its domain is computed, not asked for: an endpoint could name the domain of another token.
+    """
     permit = struct_hash(
         _PERMIT_TYPE,
         address_bytes(owner.address),
@@ -365,9 +379,7 @@ async def sign_permit(chain: Chain, owner: Wallet, amount_wei: int, deadline: in
         await chain.token.nonces(owner.address),
         deadline,
     )
-    # The token has its own EIP-712 domain.
-    separator = await chain.token.domain_separator()
-    signature = sign(keccak(b"\x19\x01" + separator + permit), owner.key)
+    signature = sign(digest(chain.domain("MusterToken"), permit), owner.key)
     return Permit(deadline, signature[64], Hash32(signature[:32]), Hash32(signature[32:64]))
 
 

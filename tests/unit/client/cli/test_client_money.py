@@ -31,8 +31,11 @@ from muster.wallet import Wallet
 
 OWNER = Wallet(address_of(OTHER_KEY), OTHER_KEY)
 NODE = Wallet(address_of(NODE_KEY), NODE_KEY)
-VAULT, REGISTRY = (to_address(keccak(name)[:20]) for name in (b"vault", b"registry"))
-SEPARATOR = keccak(b"the token's domain")
+VAULT, REGISTRY, TOKEN = (
+    to_address(keccak(name)[:20]) for name in (b"vault", b"registry", b"token")
+)
+ANOTHERS = keccak(b"the domain of another token")
+"""What a hostile endpoint says that the token's domain is."""
 TERMS = RunTerms(price_per_unit=3, fraud_ppm=100_000, exact_fraud_ppm=250_000, quorum=2)
 
 
@@ -67,10 +70,11 @@ class FakeChain:
         node: Address = ZERO_ADDRESS,
     ) -> None:
         self.chain_id = chain_id
+        self.closed_at = 0
         self.me = OWNER.address
         self.deployment = SimpleNamespace(contracts={"StakeVault": VAULT})
         self.token = FakeContract(
-            nonces=4, domain_separator=SEPARATOR, balance_of=150 * WEI_PER_TOKEN, allowance=0
+            nonces=4, domain_separator=ANOTHERS, balance_of=150 * WEI_PER_TOKEN, allowance=0
         )
         is_member = status is not WorkerStatus.NONE
         self.workers = FakeContract(
@@ -90,8 +94,12 @@ class FakeChain:
             unbonding_period=86400, active_stake=100 * WEI_PER_TOKEN if is_member else 0
         )
 
-    def domain(self, _contract: str) -> Domain:
-        return Domain(self.chain_id, REGISTRY)
+    async def read(self, contract: str, function: str, _args: list[Any]) -> list[int]:
+        assert (contract, function) == ("RunRegistry", "closedAt")
+        return [self.closed_at]
+
+    def domain(self, contract: str) -> Domain:
+        return Domain(self.chain_id, TOKEN if contract == "MusterToken" else REGISTRY)
 
     async def now(self) -> int:
         return 5_000
@@ -105,7 +113,13 @@ def permit_signer(amount: int, permit: Permit) -> Address:
     words = (address_bytes(OWNER.address), address_bytes(VAULT), amount, 4, permit.deadline)
     struct = keccak(abi_words(permit_type, *words))
     signature = permit.r + permit.s + bytes([permit.v])
-    return recover(keccak(b"\x19\x01" + SEPARATOR + struct), signature)
+    # As OpenZeppelin's ERC20Permit("Muster") computes it.
+    domain_type = (
+        b"EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)"
+    )
+    named = (keccak(domain_type), keccak(b"Muster"), keccak(b"1"))
+    separator = keccak(abi_words(*named, 31337, address_bytes(TOKEN)))
+    return recover(keccak(b"\x19\x01" + separator + struct), signature)
 
 
 # Stake
@@ -226,6 +240,16 @@ async def test_stake_for_no_run_is_refused() -> None:
     chain: Any = FakeChain()
     with pytest.raises(ConfigError, match="there is no run 8, there are 7"):
         await stake_offer(chain, OWNER.address, RunId(8), None, with_node=True)
+
+
+async def test_stake_that_brings_no_work_is_refused() -> None:
+    banned: Any = FakeChain(WorkerStatus.BANNED, node=NODE.address)
+    with pytest.raises(ConfigError, match="is banned from run 7"):
+        await stake_offer(banned, OWNER.address, RUN, 5, with_node=False)
+    closed: Any = FakeChain(WorkerStatus.ACTIVE, node=NODE.address)
+    closed.closed_at = 9
+    with pytest.raises(ConfigError, match="run 7 was closed on 1970-01-01 00:00:09 UTC"):
+        await stake_offer(closed, OWNER.address, RUN, 5, with_node=False)
 
 
 async def test_stake_beyond_the_balance_is_refused_before_it_is_sent() -> None:
