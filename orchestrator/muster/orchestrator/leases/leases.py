@@ -357,7 +357,7 @@ class Leases:
         states = {who: self.lives.state(each) for who, each in members.items()}
         dead = frozenset(who for who in held if states.get(who) is WorkerState.DEAD)
         for worker in dead - self._dead:
-            logger.info("worker is dead, others get its slots", extra={"worker": worker})
+            logger.info("worker is dead, others get as many tickets", extra={"worker": worker})
         self._dead, self._holders_known_at = dead, self.monotonic()
         self._held_by_dead = sum(held[who] for who in dead)
         heard = [members[who] for who, state in states.items() if state in HEARD]

@@ -45,7 +45,7 @@ class WorkerState(StrEnum):
     UNHEALTHY = "unhealthy"
     """It misses heartbeats."""
     DEAD = "dead"
-    """It was silent for so long that its slots are given to others."""
+    """It was silent for so long that its open tickets no longer count: others get as many."""
     JAILED = "jailed"
     """It may not work for some time."""
     EXITING = "exiting"
