@@ -512,9 +512,9 @@ def stake_command(run_id: RunId, amount_wei: int) -> str:
     return f"muster stake --run {run_id} --keystore FILE --amount {amount}"
 
 
-async def come_back(chain: Chain, account: Address, run_id: RunId) -> Receipt:
-    """Make a jailed or leaving worker of a run active again, under the run's present terms; raises
-    NotYet or ConfigError when that is not possible.
+async def return_offer(chain: Chain, account: Address, run_id: RunId) -> tuple[int, str]:
+    """Return the number of the terms under which a jailed or leaving worker of a run can be active
+    again, and what it agrees to; raises NotYet or ConfigError when that is not possible.
     """
     member = await require_member(chain, account, run_id)
     if member.status in ("Active", "Banned"):
@@ -539,5 +539,6 @@ async def come_back(chain: Chain, account: Address, run_id: RunId) -> Receipt:
             hint=f"add stake first: {stake_command(run_id, required - active)}",
         )
     await require_steady(chain, run_id)
-    _, terms = await chain.runs.terms_of(run_id)
-    return await chain.workers.come_back(run_id, terms)
+    terms, number = await terms_of_run(chain, run_id)
+    risks = (f"risk    {line}" for line in of_worker(run_id, terms, active))
+    return number, "\n".join([f"signs   run {run_id}'s terms {number}", *risks])

@@ -144,7 +144,7 @@ ASKS = [
 SIGNS = [
     ("stake", "--run", "1", "--yes"),
     ("unstake", "--run", "1", "--yes"),
-    ("worker", "rejoin", "--run", "1"),
+    ("worker", "rejoin", "--run", "1", "--yes"),
     ("validator", "join", "--run", "1", "--keystore", "{key}", "--yes"),
     ("validator", "leave", "--run", "1", "--keystore", "{key}", "--yes"),
     ("juror", "join", "--keystore", "{key}", "--yes"),

@@ -173,7 +173,7 @@ async def test_stake_of_one_run_stays_when_another_is_left(stage: Stage) -> None
 
 async def test_a_jailed_worker_comes_back_after_its_time_and_stake(stage: Stage) -> None:
     await stage.json("unstake", *RUN, "--keystore", stage.key("worker"), "--amount", "1", "--yes")
-    back = ("worker", "rejoin", *RUN, "--keystore", stage.key("worker"))
+    back = ("worker", "rejoin", *RUN, "--keystore", stage.key("worker"), "--yes")
     assert isinstance(await stage.error(*back), NotYet)
     await stage.scenario.pass_time(PARAMETERS.jail_time_s)
     short = await stage.error(*back)
@@ -190,7 +190,11 @@ async def test_a_leaving_worker_comes_back_with_fresh_stake(stage: Stage) -> Non
     await stage.json("unstake", *RUN, "--keystore", stage.key("worker"), "--yes")
     await stage.scenario.of(HONEST).token.faucet(HONEST.address, 100 * TOKEN)
     await stage.json("stake", *RUN, "--keystore", stage.key("worker"), "--amount", "100", "--yes")
-    await stage.json("worker", "rejoin", *RUN, "--keystore", stage.key("worker"))
+    again = ("worker", "rejoin", *RUN, "--keystore", stage.key("worker"))
+    refused = await stage.run(*again)  # nobody says yes
+    assert "risk    at most these 100 tokens, to this run only" in refused.stderr
+    assert await status_of(stage) is WorkerStatus.EXITING
+    await stage.json(*again, "--yes")
     assert await status_of(stage) is WorkerStatus.ACTIVE
 
 

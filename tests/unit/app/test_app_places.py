@@ -114,7 +114,7 @@ def words_of(name: str, things: Path) -> list[str]:
         "validator leave": [*key, "--run", "1", "--yes"],
         "validator run": node,
         "worker run": [*node, "--worker", ADDRESS, "--plain"],
-        "worker rejoin": [*key, "--run", "1"],
+        "worker rejoin": [*key, "--run", "1", "--yes"],
         "worker submit-direct": [*key, "--state-dir", "state"],
         "worker status": ["--run", "1", "--worker", ADDRESS],
         "validator trap plan": [

@@ -3,14 +3,15 @@
 `muster.client.stake` describes what each does, and sends the transactions.
 """
 
+from __future__ import annotations
+
 import asyncio
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.api import OrchestratorApi
 from muster.chain import Chain
 from muster.client.cli.options import (
     FILE,
@@ -18,7 +19,6 @@ from muster.client.cli.options import (
     agree,
     endpoint,
     key_options,
-    looking_options,
     open_keystore,
     orchestrator_option,
     run_option,
@@ -28,9 +28,9 @@ from muster.client.preflight import require_cold, require_gas, require_worker
 from muster.client.quantities import format_time, format_tokens, parse_tokens
 from muster.client.stake import (
     add_stake,
-    come_back,
     join_run,
     leaving,
+    return_offer,
     stake_offer,
     take_from_faucet,
     take_gas_money,
@@ -42,6 +42,9 @@ from muster.protocol.errors import ApiError, EncodingError
 from muster.protocol.ids import Address, Hash32, RunId
 from muster.protocol.recipe import Recipe
 from muster.wallet import Wallet
+
+if TYPE_CHECKING:
+    from muster.api import OrchestratorApi
 
 
 @click.command()
@@ -126,6 +129,8 @@ async def _ticket_units(chain: Chain, run_id: RunId, url: str | None) -> int | N
     await terms_of_run(chain, run_id)
     if url is None:
         return None
+    from muster.api import OrchestratorApi
+
     async with OrchestratorApi(url) as api:
         return await ticket_units(api, (await chain.runs.config_of(run_id)).recipe_hash)
 
@@ -206,7 +211,7 @@ async def _agree(chain: Chain, account: Address, options: dict[str, Any]) -> Non
 @click.command()
 @key_options
 @staked_run_option
-@looking_options
+@acting_options
 def rejoin(keystore: Path, password_file: Path | None, **options: Any) -> None:
     """Work again for a run after jail, or after having started to leave, under its present terms.
 
@@ -224,7 +229,11 @@ async def _rejoin(key: bytes, options: dict[str, Any]) -> None:
     async with await Chain.connect(*endpoint(options), key=key) as chain:
         await require_worker(chain, chain.me)
         await require_gas(chain, chain.me, "rejoin")
-        receipt = await come_back(chain, chain.me, RunId(options["run"]))
+        run_id = RunId(options["run"])
+        terms, agreed = await return_offer(chain, chain.me, run_id)
+        click.echo(f"account {chain.me}\n{agreed}", err=True)
+        agree("Go on?", options)
+        receipt = await chain.workers.come_back(run_id, terms)
     back = receipt.event("WorkerReturned")
     facts = {"active_from_block": back.args["active_from"], "transaction": receipt.tx_hash}
     print_result(facts, options["as_json"])
