@@ -20,6 +20,7 @@ import numpy as np
 from muster.chain.structs import NO_HASH, Batch, BatchStatus
 from muster.deploy.plan import created_addresses, factory_address
 from muster.inference.sampling import token_hashes
+from muster.protocol import merkle, schedule, seeds
 from muster.protocol.checking import (
     Checking,
     CheckReport,
@@ -40,13 +41,6 @@ from muster.protocol.jury import (
     summons_of,
     vote_commitment,
 )
-from muster.protocol.merkle import (
-    batch_proof,
-    batch_root,
-    merkle_multi_proof,
-    merkle_proof,
-    merkle_root,
-)
 from muster.protocol.messages import (
     ApiRequest,
     Checkpoint,
@@ -58,23 +52,6 @@ from muster.protocol.messages import (
     Ticket,
     Verdict,
     pack_records,
-)
-from muster.protocol.schedule import (
-    batch_seed,
-    draw_order,
-    is_reaudited,
-    order_of_batch,
-    place_of_history,
-)
-from muster.protocol.seeds import (
-    Purpose,
-    draw,
-    mixed_indices,
-    part_of,
-    problem_indices,
-    sample_seed,
-    target_length,
-    ticket_seed,
 )
 from muster.protocol.set_aside import SetAside
 from muster.toploc.projections import balanced_signs, channel_signs, project
@@ -181,9 +158,9 @@ def seed_case(
     *, run_id: int, beacon: bytes, worker: str, step: int, index: int, set_size: int
 ) -> dict[str, Any]:
     """Return everything derived from one ticket; small sets are drawn empty, so repeats occur."""
-    seed = ticket_seed(RunId(run_id), Hash32(beacon), to_address(worker), Step(step), index)
+    seed = seeds.ticket_seed(RunId(run_id), Hash32(beacon), to_address(worker), Step(step), index)
     count = min(set_size, 8)
-    parts = [part_of(seed, j, WEIGHTS) for j in range(count)]
+    parts = [seeds.part_of(seed, j, WEIGHTS) for j in range(count)]
     listed = SetAside.of(LISTED, sum(SMALL_SIZES))
     revisit = [REVISIT[part] for part in parts]
     return {
@@ -197,25 +174,27 @@ def seed_case(
             {
                 "purpose": int(purpose),
                 "counter": counter,
-                "value": uint(draw(seed, purpose, counter)),
+                "value": uint(seeds.draw(seed, purpose, counter)),
             }
-            for purpose in Purpose
+            for purpose in seeds.Purpose
             for counter in (0, 1, 1000)
         ],
         "task_set_size": set_size,
-        "problem_indices": problem_indices(seed, count, set_size),
+        "problem_indices": seeds.problem_indices(seed, count, set_size),
         "weights": list(WEIGHTS),
         "part_sizes": list(PART_SIZES),
         "parts": parts,
-        "mixed_indices": mixed_indices(seed, _ranges(PART_SIZES, parts)),
+        "mixed_indices": seeds.mixed_indices(seed, _ranges(PART_SIZES, parts)),
         "small_sizes": list(SMALL_SIZES),
         "set_aside": hex0x(listed.bits),
         "revisit": revisit,
-        "indices_past_the_list": mixed_indices(seed, _ranges(SMALL_SIZES, parts), listed, revisit),
+        "indices_past_the_list": seeds.mixed_indices(
+            seed, _ranges(SMALL_SIZES, parts), listed, revisit
+        ),
         "lengths": list(LENGTHS),
-        "target_lengths": [target_length(seed, j, LENGTHS) for j in range(count)],
+        "target_lengths": [seeds.target_length(seed, j, LENGTHS) for j in range(count)],
         "samples_per_problem": SAMPLES,
-        "sample_seeds": [uint(sample_seed(seed, j, j + 1, SAMPLES)) for j in range(count)],
+        "sample_seeds": [uint(seeds.sample_seed(seed, j, j + 1, SAMPLES)) for j in range(count)],
     }
 
 
@@ -379,7 +358,7 @@ def batch() -> dict[str, Any]:
     submissions = [submission(i) for i in range(len(VERDICTS))]
     records = [record(i) for i in range(len(VERDICTS))]
     committed_leaves = [s.leaf() for s in submissions]
-    root = batch_root(committed_leaves)
+    root = merkle.batch_root(committed_leaves)
     packed = pack_records(records)
     leaves = [r.leaf(1, i) for i, r in enumerate(records)]
     units = sum(s.units for s in submissions)
@@ -387,7 +366,7 @@ def batch() -> dict[str, Any]:
     committed = Batch(1, RunId(1), root, NO_HASH, len(submissions), units, *price, at)
     posted = replace(
         committed,
-        outcomes_root=merkle_root(leaves),
+        outcomes_root=merkle.merkle_root(leaves),
         posted_at=POSTED_AT,
         signers=0b11,
         status=BatchStatus.JUDGED,
@@ -405,7 +384,7 @@ def batch() -> dict[str, Any]:
             {
                 "fields": submission_fields(s),
                 "leaf": hex0x(s.leaf()),
-                "proof": [hex0x(node) for node in batch_proof(committed_leaves, i)],
+                "proof": [hex0x(node) for node in merkle.batch_proof(committed_leaves, i)],
             }
             for i, s in enumerate(submissions)
         ],
@@ -415,7 +394,7 @@ def batch() -> dict[str, Any]:
                 "record": hex0x(r.to_bytes()),
                 "leaf": hex0x(leaves[i]),
                 "is_exact_fraud": Ruling(r.verdict, r.reason).is_exact,
-                "proof": [hex0x(node) for node in merkle_proof(leaves, i)],
+                "proof": [hex0x(node) for node in merkle.merkle_proof(leaves, i)],
                 "worker_id": r.worker_id,
                 "step": r.step,
                 "index": r.index,
@@ -430,7 +409,7 @@ def batch() -> dict[str, Any]:
         ],
         "packed": hex0x(packed),
         "records_hash": hex0x(keccak(packed)),
-        "outcomes_root": hex0x(merkle_root(leaves)),
+        "outcomes_root": hex0x(merkle.merkle_root(leaves)),
         "outcomes_digest": hex0x(hashed),
         "validator_keys": [hex0x(k) for k in VALIDATORS],
         "signatures": hex0x(b"".join(sign(hashed, k) for k in VALIDATORS)),
@@ -576,12 +555,12 @@ def schedule_case(batch_id: int, validators: int) -> dict[str, Any]:
     batches are re-audited.
     """
     beacon, root = keccak(b"block of batch %d" % batch_id), keccak(b"root %d" % batch_id)
-    seed = batch_seed(beacon, RunId(7), batch_id, root)
+    seed = schedule.batch_seed(beacon, RunId(7), batch_id, root)
     seated = [to_address(keccak(b"validator %d" % i)[12:]) for i in range(validators)]
     # One has left since, and three took their seats.
     newcomers = [to_address(keccak(b"newcomer %d" % i)[12:]) for i in range(3)]
     seated_now = [*seated[1:], *newcomers]
-    many = [(i, batch_seed(beacon, RunId(7), i, root)) for i in range(REAUDITS_SHOWN)]
+    many = [(i, schedule.batch_seed(beacon, RunId(7), i, root)) for i in range(REAUDITS_SHOWN)]
     return {
         "run_id": 7,
         "batch_id": batch_id,
@@ -589,11 +568,11 @@ def schedule_case(batch_id: int, validators: int) -> dict[str, Any]:
         "root": hex0x(root),
         "seed": hex0x(seed),
         "seated": seated,
-        "order": list(draw_order(seed, seated)),
+        "order": list(schedule.draw_order(seed, seated)),
         "seated_now": seated_now,
-        "order_now": list(order_of_batch(seed, seated, seated_now)),
-        "history_places": [place_of_history(seed, count) for count in range(1, 17)],
-        "reaudited": [i for i, each in many if is_reaudited(each)],
+        "order_now": list(schedule.order_of_batch(seed, seated, seated_now)),
+        "history_places": [schedule.place_of_history(seed, count) for count in range(1, 17)],
+        "reaudited": [i for i, each in many if schedule.is_reaudited(each)],
     }
 
 
@@ -635,12 +614,12 @@ def tree(size: int) -> dict[str, Any]:
     parts = (range(size), range(0, size, 2), range(size // 2, size), range(0, size, 5), (size - 1,))
     return {
         "leaves": [hex0x(leaf) for leaf in leaves],
-        "root": hex0x(merkle_root(leaves)),
-        "proofs": [[hex0x(n) for n in merkle_proof(leaves, i)] for i in range(size)],
+        "root": hex0x(merkle.merkle_root(leaves)),
+        "proofs": [[hex0x(n) for n in merkle.merkle_proof(leaves, i)] for i in range(size)],
         "multi_proofs": [
             {
                 "positions": list(positions),
-                "siblings": [hex0x(n) for n in merkle_multi_proof(leaves, positions)],
+                "siblings": [hex0x(n) for n in merkle.merkle_multi_proof(leaves, positions)],
             }
             for positions in parts
         ],

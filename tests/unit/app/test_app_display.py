@@ -76,9 +76,3 @@ def test_workers_stay_in_the_order_of_the_cast() -> None:
         progress.show(status(1) | {"workers": leading})
     shown_line = console.file.getvalue()  # type: ignore[attr-defined]
     assert "honest-1 3+2-  honest-2 3+2-  0x33333333 3+2-" in shown_line
-
-
-def test_an_unknown_worker_is_shown_by_its_address() -> None:
-    stranger = status(1)
-    stranger["workers"][0]["worker"] = "0x2222222222222222222222222222222222222222"
-    assert "0x22222222 3+2-" in shown(stranger, terminal=False)

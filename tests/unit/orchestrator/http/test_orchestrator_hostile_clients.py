@@ -26,12 +26,7 @@ from served_process import KEYS, serving
 from muster.api.answers import ErrorAnswer
 from muster.api.routes import MAX_FINGERPRINTS_BODY_BYTES, MAX_JSON_BYTES
 from muster.api.signing import sign_request
-from muster.orchestrator.http.connections import (
-    LINGER_S,
-    MOST_PER_SIGNER,
-    GuardedProtocol,
-    protocol_of,
-)
+from muster.orchestrator.http import connections
 from muster.orchestrator.settings import OrchestratorSettings
 from muster.protocol.eip712 import address_of
 from muster.protocol.ids import Hash32
@@ -227,7 +222,7 @@ def test_signer_keeps_only_so_many_connections_from_strangers(
     clients: Callable[[], Clients],
 ) -> None:
     crowd, held = [clients(), clients()], []
-    for i in range(MOST_PER_SIGNER + 1):
+    for i in range(connections.MOST_PER_SIGNER + 1):
         held.append(crowd[i % 2].connect())
         held[-1].sendall(signed("/v1/leases", "content-length: 2") + b"{}")
         assert answer_on(held[-1])[0] == 401
@@ -240,7 +235,7 @@ def test_rest_of_a_refused_body_is_not_waited_for(clients: Callable[[], Clients]
     assert refused(answer_on(client)) == (401, "unsigned_request")
     started = time.monotonic()
     while is_taken(client, b"x"):
-        assert time.monotonic() - started < 10 * LINGER_S
+        assert time.monotonic() - started < 10 * connections.LINGER_S
         time.sleep(0.02)
 
 
@@ -337,13 +332,13 @@ def test_streams_of_many_addresses_keep_nobody_out(clients: Callable[[], Clients
 
 async def test_peer_that_never_reads_its_answer_is_dropped(tmp_path: Path) -> None:
     settings = OrchestratorSettings(run=1, keystore=tmp_path, read_timeout_s=0.05)
-    application = uvicorn.Config(FastAPI(), http=protocol_of(settings), lifespan="off")
+    application = uvicorn.Config(FastAPI(), http=connections.protocol_of(settings), lifespan="off")
     state = uvicorn.server.ServerState()
     loop = asyncio.get_running_loop()
-    made: list[GuardedProtocol] = []
+    made: list[connections.GuardedProtocol] = []
 
-    def make() -> GuardedProtocol:
-        made.append(protocol_of(settings)(application, state, {}))
+    def make() -> connections.GuardedProtocol:
+        made.append(connections.protocol_of(settings)(application, state, {}))
         return made[-1]
 
     async with await loop.create_server(make, "127.0.0.1", 0) as listening:

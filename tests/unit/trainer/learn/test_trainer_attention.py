@@ -22,12 +22,7 @@ from transformers import (
 )
 from worlds.tiny_shapes import COMMON, GEMMA, LAYOUTS, uneven_samples
 
-from muster.trainer.learn.attention import (
-    NAME,
-    packed_attention,
-    switch_off_dropout,
-    understands_packing,
-)
+from muster.trainer.learn import attention
 from muster.trainer.learn.cascade import Layout, cascade
 from muster.trainer.learn.logprob import head_of, token_logprobs
 from muster.trainer.learn.packing import TrainingSample, pack
@@ -61,7 +56,7 @@ def _model(config: PretrainedConfig) -> Any:
     with torch.no_grad():
         for weight in model.parameters():
             weight += 0.1 * torch.randn_like(weight)
-    switch_off_dropout(model)
+    attention.switch_off_dropout(model)
     return model
 
 
@@ -132,15 +127,15 @@ def test_packed_gradients_are_those_of_padded_rows(name: str) -> None:
     # torch's attention would not cap Gemma's scores.
     model.set_attn_implementation("eager")
     expected = _gradients(model, samples, 10_000, is_padded=True)
-    assert understands_packing(model)
-    assert model.config._attn_implementation == NAME
+    assert attention.understands_packing(model)
+    assert model.config._attn_implementation == attention.NAME
     for budget in (10_000, 20, 1):
         assert _distance(_gradients(model, samples, budget, is_padded=False), expected) < 1e-6
 
 
 def test_gradient_checkpointing_keeps_the_layout() -> None:
     model, samples = _model(PACKED["qwen3"]), uneven_samples()
-    assert understands_packing(model)
+    assert attention.understands_packing(model)
     expected = _gradients(model, samples, 10_000, is_padded=False)
     model.gradient_checkpointing_enable()
     assert _distance(_gradients(model, samples, 10_000, is_padded=False), expected) < 1e-6
@@ -153,7 +148,7 @@ def test_recurrent_model_is_found_out_and_keeps_its_attention(
     model = _model(config)
     own = model.config._attn_implementation
     with caplog.at_level(logging.INFO, logger="muster.trainer.learn.attention"):
-        assert not understands_packing(model)
+        assert not attention.understands_packing(model)
     assert model.config._attn_implementation == own
     assert "sequences are not packed" in caplog.messages
     assert _gradients(model, uneven_samples(), 100, is_padded=True)
@@ -163,7 +158,7 @@ def test_recurrent_model_is_found_out_and_keeps_its_attention(
 def test_what_cannot_be_packed_is_refused(option: str) -> None:
     state = torch.zeros(1, 2, 5, 8)
     options: dict[str, Any] = {"packed_layout": Layout((2,), ((3,),)), "attention_mask": None}
-    packed_attention(torch.nn.Identity(), state, state, state, **options)
+    attention.packed_attention(torch.nn.Identity(), state, state, state, **options)
     options |= {
         "packed_layout": {"packed_layout": None},
         "attention_mask": {"attention_mask": torch.ones(1, 1, 5, 5)},
@@ -171,4 +166,4 @@ def test_what_cannot_be_packed_is_refused(option: str) -> None:
         "s_aux": {"s_aux": torch.zeros(2)},
     }[option]
     with pytest.raises(ValueError, match="Identity cannot attend to a packed row"):
-        packed_attention(torch.nn.Identity(), state, state, state, **options)
+        attention.packed_attention(torch.nn.Identity(), state, state, state, **options)
