@@ -363,11 +363,11 @@ async def test_refusal_by_a_node_that_lags_is_asked_again(
 async def test_sends_behind_a_lost_transaction_wait_for_it_together(pool: Pool) -> None:
     pool.auto = False
     sender = pool.sender()
-    with pytest.raises(TransactionLost):
+    with pytest.raises(errors.TransactionLost):
         await sender.send(TO, b"")
     began, calls = pool.now, [sender.send(TO, bytes([i])) for i in (1, 2, 3)]
     for error in await asyncio.gather(*calls, return_exceptions=True):
-        assert isinstance(error, TransactionLost)
+        assert isinstance(error, errors.TransactionLost)
         assert error.tx in {each["hash"] for each in pool.sent}
     assert pool.now - began < POLICY.give_up_after_s + 5
     assert {each["nonce"] for each in pool.sent} == {0}  # nothing piles up behind it
@@ -376,7 +376,7 @@ async def test_sends_behind_a_lost_transaction_wait_for_it_together(pool: Pool) 
 async def test_sends_behind_a_lost_transaction_follow_once_it_is_mined(pool: Pool) -> None:
     pool.auto = False
     sender = pool.sender()
-    with pytest.raises(TransactionLost):
+    with pytest.raises(errors.TransactionLost):
         await sender.send(TO, b"")
     sends = [asyncio.create_task(sender.send(TO, bytes([i]))) for i in (1, 2, 3)]
     began, bumped = pool.now, len(pool.sent)
