@@ -9,18 +9,14 @@ signature, and never into a private network that the source is not in.
 """
 
 import asyncio
-import ipaddress
 import json
 import logging
 import re
 import secrets
-import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
 from urllib.parse import urlsplit
@@ -31,6 +27,14 @@ from pydantic import ValidationError
 from muster.api import BatchContents, BatchEntry, OrchestratorApi, RunInfo
 from muster.api.client import MAX_ANSWER_BYTES, MAX_SMALL_ANSWER_BYTES, read_body, tls_context
 from muster.api.network_document import is_private, url_fault
+from muster.api.public_hosts import (
+    PrivateNetwork,
+    PublicHosts,
+    PublicTransport,
+    Resolve,
+    is_public,
+    resolve,
+)
 from muster.api.routes import MAX_FILE_BYTES
 from muster.api.signing import sign_request
 from muster.protocol.eip712 import Domain
@@ -71,9 +75,6 @@ _SOURCE = re.compile(r"https?://[A-Za-z0-9._:\[\]-]+/?")
 _CODE = re.compile(r"[a-z_]{1,40}")
 _REFUSED = (401, 403)
 _ELSEWHERE = (301, 302, 303, 307, 308)
-_EMBEDS_IPV4 = ipaddress.ip_network("64:ff9b::/96")
-_RESOLVING = ThreadPoolExecutor(16, thread_name_prefix="resolve")
-"""Threads of their own: names of strangers that hang occupy none that others wait for."""
 _FAILURES = (httpx.HTTPError, httpx.InvalidURL, OSError, TimeoutError, MusterError)
 
 
@@ -103,82 +104,6 @@ class Signer:
     """Account of the run's orchestrator."""
 
 
-Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Returns the addresses of a host and port; raises OSError when it has none."""
-
-
-async def resolve(host: str, port: int) -> list[str]:
-    """Return the addresses of a host from the system's resolver."""
-    loop = asyncio.get_running_loop()
-    try:
-        found = await loop.run_in_executor(
-            _RESOLVING, partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-        )
-    except UnicodeError as error:
-        raise OSError("no name that there could be") from error
-    return [str(address[0]) for *_, address in found]
-
-
-class PrivateNetwork(ConnectionError):
-    """A stranger's URL leads into a private network."""
-
-
-class PublicHosts:
-    """Addresses of strangers' hosts. Each host is looked up once; all its addresses must be public.
-
-    Callers connect to the very address that was checked: a name may have another the next time.
-    """
-
-    def __init__(self, resolver: Resolve, patience_s: float) -> None:
-        self._resolver, self._patience_s = resolver, patience_s
-        self._found: dict[tuple[str, int], Sequence[str]] = {}
-
-    async def addresses(self, host: str, port: int) -> Sequence[str]:
-        """Return all addresses of a host; none when it has none, or none that are found in time."""
-        if (host, port) not in self._found:
-            try:
-                async with asyncio.timeout(self._patience_s):
-                    self._found[host, port] = await self._resolver(host, port)
-            except OSError:  # also TimeoutError
-                self._found[host, port] = ()
-        return self._found[host, port]
-
-    async def address(self, host: str, port: int) -> str:
-        """Return an address to connect to; raises PrivateNetwork or another ConnectionError."""
-        found = await self.addresses(host, port)
-        if not found:
-            raise ConnectionError("its host has no address")
-        if not all(map(_is_public, found)):
-            raise PrivateNetwork("it leads into a private network")
-        return found[0]
-
-
-class _PublicTransport(httpx.AsyncBaseTransport):
-    """Sends requests to public addresses only."""
-
-    def __init__(self, hosts: PublicHosts, inner: httpx.AsyncBaseTransport | None) -> None:
-        self._hosts = hosts
-        self._inner = inner or httpx.AsyncHTTPTransport(verify=tls_context(), trust_env=False)
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request to the checked address of its host, with the name in the SNI."""
-        host = request.url.raw_host.decode("ascii")
-        address = await self._hosts.address(host, request.url.port or 0)
-        pinned = httpx.Request(
-            request.method,
-            request.url.copy_with(host=address),
-            # A connection is not reused for another name at the same address.
-            headers={**request.headers, "connection": "close"},
-            stream=request.stream,
-            extensions={**request.extensions, "sni_hostname": host},
-        )
-        return await self._inner.handle_async_request(pinned)
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._inner.aclose()
-
-
 class Sources:
     """A list of sources, asked in order until one has the requested content."""
 
@@ -205,7 +130,7 @@ class Sources:
         self._hosts = PublicHosts(resolver, self._patience.connect_s)
         self._transport = transport
         self._http = self._client(transport)
-        self._public = self._client(_PublicTransport(self._hosts, transport))
+        self._public = self._client(PublicTransport(self._hosts, transport or _network()))
 
     def _client(self, transport: httpx.AsyncBaseTransport | None) -> httpx.AsyncClient:
         return httpx.AsyncClient(
@@ -293,7 +218,7 @@ class Sources:
             path.unlink(missing_ok=True)
             transport = self._transport
             if not self._may_be_private(url):
-                transport = _PublicTransport(self._hosts, transport)
+                transport = PublicTransport(self._hosts, transport or _network())
             async with OrchestratorApi(url, transport=transport) as api:
                 await api.download(document_hash, path, max_bytes=max_bytes, admit=admit)
             if await asyncio.to_thread(document_root, path) != document_hash:
@@ -445,7 +370,7 @@ class Sources:
             return self._allows_private
         url = httpx.URL(source)
         found = await self._hosts.addresses(url.host, url.port or 0)
-        return bool(found) and not any(map(_is_public, found))
+        return bool(found) and not any(map(is_public, found))
 
     async def _once(
         self, http: httpx.AsyncClient, url: str, max_bytes: int, headers: Mapping[str, str]
@@ -509,6 +434,10 @@ def _is_askable(url: str, *, allows_private: bool) -> bool:
     return source_fault(url) is None and (allows_private or not is_private(url))
 
 
+def _network() -> httpx.AsyncBaseTransport:
+    return httpx.AsyncHTTPTransport(verify=tls_context(), trust_env=False)
+
+
 def _host_of(url: str) -> tuple[str, int]:
     """Return the host and port that a URL leads to."""
     parts = urlsplit(url)
@@ -524,20 +453,6 @@ def _place(asked: str, location: bytes) -> str:
     if len(place) > MAX_PLACE_CHARS or url_fault(place, ("https", httpx.URL(asked).scheme)):
         raise _lied("it redirects to an invalid place")
     return place
-
-
-def _is_public(text: str) -> bool:
-    """Return whether an address is public, also if it embeds another address."""
-    try:
-        address = ipaddress.ip_address(text.partition("%")[0])
-    except ValueError:
-        return False
-    read: list[ipaddress.IPv4Address | ipaddress.IPv6Address] = [address]
-    if isinstance(address, ipaddress.IPv6Address):
-        read += [inner for inner in (address.ipv4_mapped, address.sixtofour) if inner]
-        if address in _EMBEDS_IPV4:
-            read.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
-    return all(each.is_global and not each.is_multicast for each in read)
 
 
 def _words(error: Exception) -> str:

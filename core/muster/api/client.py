@@ -35,6 +35,7 @@ from muster.api.answers import (
     SubmissionState,
     WatchedValidators,
 )
+from muster.api.public_hosts import PublicHosts, PublicTransport, Resolve, is_public, resolve
 from muster.api.routes import (
     MAX_FILE_BYTES,
     Body,
@@ -102,6 +103,7 @@ class _Answered:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
+    http: httpx.AsyncClient
     method: str
     path: str
     body: bytes | None
@@ -125,6 +127,7 @@ class OrchestratorApi:
         timeout_s: float = 10.0,
         clock: Callable[[], float] = time.time,
         backoff_s: float = 0.2,
+        resolver: Resolve = resolve,
     ) -> None:
         """`audience` is the orchestrator's account, or returns the one that the chain names now."""
         self._key = key
@@ -133,15 +136,19 @@ class OrchestratorApi:
         self._clock = clock
         self._timeout_s = timeout_s
         self._backoff_s = backoff_s
-        self._http = httpx.AsyncClient(
-            base_url=base_url,
-            transport=transport,
-            verify=tls_context(),
-            timeout=timeout_s,
-            trust_env=False,
-            follow_redirects=False,
-            # A small compressed answer could decompress to any size.
-            headers={"accept-encoding": "identity"},
+        network = transport or httpx.AsyncHTTPTransport(verify=tls_context(), trust_env=False)
+        self._hosts = PublicHosts(resolver, timeout_s)
+        self._http, self._public = (
+            httpx.AsyncClient(
+                base_url=base_url,
+                transport=each,
+                timeout=timeout_s,
+                trust_env=False,
+                follow_redirects=False,
+                # A small compressed answer could decompress to any size.
+                headers={"accept-encoding": "identity"},
+            )
+            for each in (network, PublicTransport(self._hosts, network))
         )
 
     async def __aenter__(self) -> Self:
@@ -153,6 +160,7 @@ class OrchestratorApi:
     async def close(self) -> None:
         """Close the connections."""
         await self._http.aclose()
+        await self._public.aclose()
 
     # Anyone
 
@@ -319,7 +327,7 @@ class OrchestratorApi:
             "GET", path, signed=signed, max_bytes=MAX_FILE_BYTES, accepted=(200, ELSEWHERE)
         )
         if answer.status == ELSEWHERE:
-            answer = await self._send("GET", self._storage(answer), max_bytes=MAX_FILE_BYTES)
+            answer = await self._stored(self._storage(answer))
         # In a thread, because hashing a large file would block the event loop for too long.
         if await asyncio.to_thread(file_hash, answer.body) != submission_file_hash:
             raise _lied(f"file {hex0x(submission_file_hash)} hashes to something else")
@@ -398,6 +406,17 @@ class OrchestratorApi:
             raise _lied(f"the storage is not a place to fetch from: {place[:80]!r}")
         return place
 
+    async def _stored(self, place: str) -> _Answered:
+        """Return what a place has; it is in a private network only if the orchestrator is too."""
+        own = self._http.base_url
+        found = await self._hosts.addresses(own.host, own.port or 0)
+        is_inside = bool(found) and not any(map(is_public, found))
+        http = self._http if is_inside else self._public
+        try:
+            return await self._send("GET", place, max_bytes=MAX_FILE_BYTES, http=http)
+        except ConnectionError as error:
+            raise _lied(f"the storage cannot be asked: {error}") from error
+
     # One request
 
     async def _get(self, kind: type[A], path: str, max_bytes: int = MAX_ANSWER_BYTES) -> A:
@@ -423,8 +442,10 @@ class OrchestratorApi:
         signed: bool = False,
         max_bytes: int = MAX_ANSWER_BYTES,
         accepted: Sequence[int] = range(300),
+        http: httpx.AsyncClient | None = None,
     ) -> _Answered:
-        call = _Call(method, path, body, headers or {}, signed, file_hash(body or b""), max_bytes)
+        body_hash, http = file_hash(body or b""), http or self._http
+        call = _Call(http, method, path, body, headers or {}, signed, body_hash, max_bytes)
         for attempt in range(1, ATTEMPTS):
             try:
                 answer = await self._once(call)
@@ -441,14 +462,14 @@ class OrchestratorApi:
             raise _unreachable(self._http.base_url, error) from error
 
     async def _once(self, call: _Call) -> _Answered:
-        request = self._http.build_request(
+        request = call.http.build_request(
             call.method, call.path, content=call.body, headers=dict(call.headers)
         )
         if call.signed:
             request.headers.update(self._sign(request, call.body_hash))
         # httpx limits each single read and write; this limits a whole slow answer.
         async with asyncio.timeout(self._timeout_s * 6):
-            response = await self._http.send(request, stream=True)
+            response = await call.http.send(request, stream=True)
             try:
                 content = await read_body(response, call.max_bytes)
             finally:

@@ -7,6 +7,7 @@ import pytest
 
 from muster.api import Lease, NoWork, OrchestratorApi
 from muster.api.client import ATTEMPTS
+from muster.api.public_hosts import Resolve
 from muster.api.routes import MAX_FILE_BYTES
 from muster.api.signing import NONCE_HEADER, SUBMISSION_HEADER, verify_request
 from muster.protocol.eip712 import Domain, address_of
@@ -26,7 +27,16 @@ HASH = Hash32(b"\x02" * 32)
 Handler = Callable[[httpx.Request], httpx.Response]
 
 
-def client(handler: Handler, *, key: bytes | None = KEY) -> OrchestratorApi:
+ADDRESSES = {"orchestrator.test": "1.1.1.1", "storage.test": "8.8.8.8", "inside.test": "10.0.0.7"}
+
+
+async def looks_up(host: str, _port: int) -> list[str]:
+    return [ADDRESSES[host]]
+
+
+def client(
+    handler: Handler, *, key: bytes | None = KEY, resolver: Resolve = looks_up
+) -> OrchestratorApi:
     return OrchestratorApi(
         "http://orchestrator.test",
         key=key,
@@ -35,6 +45,7 @@ def client(handler: Handler, *, key: bytes | None = KEY) -> OrchestratorApi:
         transport=httpx.MockTransport(handler),
         clock=lambda: NOW,
         backoff_s=0.0,
+        resolver=resolver,
     )
 
 
@@ -335,8 +346,24 @@ async def test_file_is_fetched_from_storage_that_learns_nothing_of_us(scheme: st
     asked: list[httpx.Request] = []
     async with client(elsewhere(f"{scheme}://storage.test/a?signature=b", asked)) as api:
         assert await api.file(file_hash(b"data")) == b"data"
-    assert str(asked[1].url) == f"{scheme}://storage.test/a?signature=b"
+    assert str(asked[1].url) == f"{scheme}://8.8.8.8/a?signature=b"
+    assert asked[1].headers["host"] == "storage.test"
     assert NONCE_HEADER not in asked[1].headers
+
+
+async def test_storage_is_in_our_network_only_if_the_orchestrator_is() -> None:
+    asked: list[httpx.Request] = []
+    async with client(elsewhere("http://inside.test/a", asked)) as api:
+        with pytest.raises(ApiError, match="it leads into a private network"):
+            await api.file(file_hash(b"data"))
+    assert [request.url.host for request in asked] == ["orchestrator.test"]
+
+    async def private(_host: str, _port: int) -> list[str]:
+        return ["10.0.0.7"]
+
+    own: list[httpx.Request] = []
+    async with client(elsewhere("http://inside.test/a", own), resolver=private) as api:
+        assert await api.file(file_hash(b"data")) == b"data"
 
 
 async def test_storage_that_has_something_else_is_noticed() -> None:

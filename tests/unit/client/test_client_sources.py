@@ -13,16 +13,14 @@ import pytest
 from worlds.internet import Answer, Internet, says
 
 from muster.api import BatchEntry, RunDocuments, RunInfo
+from muster.api.public_hosts import PrivateNetwork, Resolve, resolve
 from muster.client import sources as module
 from muster.client.sources import (
     MAX_REDIRECTS,
     MAX_SOURCES,
-    PrivateNetwork,
-    Resolve,
     Signer,
     SourcePatience,
     Sources,
-    resolve,
     source_fault,
 )
 from muster.protocol.eip712 import Domain

@@ -17,12 +17,13 @@ from typing import Any
 import httpx
 
 from muster.api import BatchEntry
+from muster.api.public_hosts import Resolve, resolve
 from muster.chain import BatchView, CaseView, RunView
 from muster.client.chain_facts import HistoryView, OutcomePlace, entry_of
 from muster.client.disputes.rerun import Rerun, claim_of, measure_conduct, recompute
 from muster.client.preflight import installed_version, require_software
 from muster.client.run_documents import TASK_SETS, read_rules, require_consistent
-from muster.client.sources import Resolve, Signer, Sources, resolve
+from muster.client.sources import Signer, Sources
 from muster.client.tickets import slot_and_policy
 from muster.client.validator.batches import is_misdeclared
 from muster.client.validator.decoding import FileDecoder

@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import httpx
 
 from muster.api import BatchEntry
+from muster.api.public_hosts import Resolve, resolve
 from muster.chain import BatchView, ChainView
 from muster.client.chain_facts import HistoryView, entry_of, ticket_terms
-from muster.client.sources import Resolve, SourcePatience, Sources, resolve
+from muster.client.sources import SourcePatience, Sources
 from muster.client.validator.checks import ClaimedWork
 from muster.protocol.eip712 import Domain
 from muster.protocol.errors import ApiError

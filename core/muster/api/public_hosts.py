@@ -1,0 +1,111 @@
+"""Requests to hosts that strangers name: none reaches a private network.
+
+A name may lead anywhere, and to another place the next time. So its addresses are looked up, all
+must be public, and the very address that was checked is asked.
+"""
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import httpx
+
+KEPT_S = 60.0
+"""Seconds for which addresses are kept, also those of a host that has none."""
+_EMBEDS_IPV4 = ipaddress.ip_network("64:ff9b::/96")
+_RESOLVING = ThreadPoolExecutor(16, thread_name_prefix="resolve")
+"""Threads of their own: names of strangers that hang occupy none that others wait for."""
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""Returns the addresses of a host and port; raises OSError when it has none."""
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    """Return the addresses of a host from the system's resolver."""
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.run_in_executor(
+            _RESOLVING, partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        )
+    except UnicodeError as error:
+        raise OSError("no name that there could be") from error
+    return [str(address[0]) for *_, address in found]
+
+
+class PrivateNetwork(ConnectionError):
+    """A stranger's URL leads into a private network."""
+
+
+class PublicHosts:
+    """Addresses of strangers' hosts, kept for a minute; all of a host's must be public.
+
+    Callers connect to the very address that was checked: a name may have another the next time.
+    """
+
+    def __init__(self, resolver: Resolve, patience_s: float) -> None:
+        self._resolver, self._patience_s = resolver, patience_s
+        self._found: dict[tuple[str, int], tuple[float, Sequence[str]]] = {}
+
+    async def addresses(self, host: str, port: int) -> Sequence[str]:
+        """Return all addresses of a host; none when it has none, or none that are found in time."""
+        now = asyncio.get_running_loop().time()
+        self._found = {place: found for place, found in self._found.items() if found[0] > now}
+        if (host, port) not in self._found:
+            try:
+                async with asyncio.timeout(self._patience_s):
+                    found = await self._resolver(host, port)
+            except OSError:  # also TimeoutError
+                found = ()
+            self._found[host, port] = now + KEPT_S, found
+        return self._found[host, port][1]
+
+    async def address(self, host: str, port: int) -> str:
+        """Return an address to connect to; raises PrivateNetwork or another ConnectionError."""
+        found = await self.addresses(host, port)
+        if not found:
+            raise ConnectionError("its host has no address")
+        if not all(map(is_public, found)):
+            raise PrivateNetwork("it leads into a private network")
+        return found[0]
+
+
+class PublicTransport(httpx.AsyncBaseTransport):
+    """Sends requests to public addresses only."""
+
+    def __init__(self, hosts: PublicHosts, inner: httpx.AsyncBaseTransport) -> None:
+        self._hosts, self._inner = hosts, inner
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request to the checked address of its host, with the name in the SNI."""
+        host = request.url.raw_host.decode("ascii")
+        address = await self._hosts.address(host, request.url.port or 0)
+        pinned = httpx.Request(
+            request.method,
+            request.url.copy_with(host=address),
+            # A connection is not reused for another name at the same address.
+            headers={**request.headers, "connection": "close"},
+            stream=request.stream,
+            extensions={**request.extensions, "sni_hostname": host},
+        )
+        return await self._inner.handle_async_request(pinned)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._inner.aclose()
+
+
+def is_public(text: str) -> bool:
+    """Return whether an address is public, also if it embeds another address."""
+    try:
+        address = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return False
+    read: list[ipaddress.IPv4Address | ipaddress.IPv6Address] = [address]
+    if isinstance(address, ipaddress.IPv6Address):
+        read += [inner for inner in (address.ipv4_mapped, address.sixtofour) if inner]
+        if address in _EMBEDS_IPV4:
+            read.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+    return all(each.is_global and not each.is_multicast for each in read)
