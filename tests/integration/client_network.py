@@ -33,6 +33,8 @@ from muster.protocol.recipe import Recipe
 from muster.shardcast import ChunkStore, ShardServer
 from muster.tasks import TaskSet
 from muster.toploc import Calibration
+from muster.trainer.ports import ChainLedger
+from muster.trainer.stream.reader import Cursor, StepInput, StreamReader
 from muster.wallet import Wallet
 
 CALIBRATION, TASK_SET = world.CALIBRATION, world.TASK_SET
@@ -357,3 +359,22 @@ async def relay_of(network: Network) -> AsyncIterator[str]:
                     task.result()
                 await asyncio.sleep(0.02)
         yield ready.read_text().strip()
+
+
+class Files:
+    """The orchestrator's folder of files."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    async def file(self, submission_file_hash: Hash32) -> bytes:
+        return (self._folder / f"{submission_file_hash.hex()}.parquet").read_bytes()
+
+
+async def first_step(network: Network, recipe: Recipe) -> StepInput:
+    """Return the records of the run that a trainer's first step takes."""
+    ledger = ChainLedger(await network.view(), network.run_id)
+    files = Files(network.folder / "files")
+    reader = StreamReader(ledger, files, recipe, vocab_size=16, seed_of=ledger.seed_of)
+    async with asyncio.timeout(180):
+        return await reader.next_step(Cursor(), V0)

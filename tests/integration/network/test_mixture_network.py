@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from client_network import V0, WORKERS, Network, Run, eventually, open_network, running
+from client_network import WORKERS, Network, Run, eventually, first_step, open_network, running
 from worlds.mixture_world import TASKS, Engine, mixed, preferring
 from worlds.traces import save_tokenizer
 
@@ -19,13 +19,13 @@ from muster.client.cli.model import fetch
 from muster.client.worker.loop import WorkerLoop
 from muster.client.worker.process import WorkerContext
 from muster.protocol.errors import MusterError
-from muster.protocol.ids import Hash32, PolicyVersion
+from muster.protocol.ids import PolicyVersion
 from muster.protocol.messages import Reason, Ticket
 from muster.protocol.mixture import PartRecipe
 from muster.protocol.recipe import Recipe
 from muster.protocol.rollouts import Rollout
 from muster.trainer.ports import ChainLedger
-from muster.trainer.stream.reader import Cursor, StepInput, StreamReader, parts_of
+from muster.trainer.stream.reader import parts_of
 
 STEP, PROBLEMS = 3, 8
 """Submissions of a training step, problems of each."""
@@ -66,31 +66,12 @@ def engine(_settings: object) -> Any:
     return Engine()
 
 
-class Files:
-    """The orchestrator's folder of files."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    async def file(self, submission_file_hash: Hash32) -> bytes:
-        return (self._folder / f"{submission_file_hash.hex()}.parquet").read_bytes()
-
-
 async def parts_of_stream(network: Network) -> list[str]:
     """Return the part of every group that is accepted."""
     ledger = ChainLedger(await network.view(), network.run_id)
     records = [item.record for item in ledger.stream()]
     found = (parts_of(record, RECIPE, ledger.seed_of(record)) for record in records)
     return [part.name for parts in found for part in parts]
-
-
-async def train(network: Network) -> StepInput:
-    """Return the records of the run that a trainer's first step takes."""
-    ledger = ChainLedger(await network.view(), network.run_id)
-    files = Files(network.folder / "files")
-    reader = StreamReader(ledger, files, RECIPE, vocab_size=16, seed_of=ledger.seed_of)
-    async with asyncio.timeout(180):
-        return await reader.next_step(Cursor(), V0)
 
 
 async def muster(command: Any, *words: object) -> Any:
@@ -123,7 +104,7 @@ async def test_parts_are_generated_judged_trained_on_and_exported(tmp_path: Path
         verdicts = {r.reason for r in records if r.worker_id == cheater.worker_id}
         assert Reason.WRONG_PROBLEM in verdicts
 
-        taken = await train(network)
+        taken = await first_step(network, RECIPE)
         assert {*taken.parts} == {"sorts", "turns"}
         assert sum(tally.groups for tally in taken.parts.values()) == len(taken.uses) * PROBLEMS
 

@@ -13,9 +13,11 @@ from client_network import (
     TASK_SET,
     V0,
     WORKERS,
+    Files,
     Network,
     Run,
     eventually,
+    first_step,
     open_network,
     running,
     world,
@@ -25,7 +27,7 @@ from muster.app.cli import muster
 from muster.chain import WorkerStatus
 from muster.client.worker.loop import WorkerLoop
 from muster.protocol.errors import MusterError
-from muster.protocol.ids import Hash32, PolicyVersion
+from muster.protocol.ids import PolicyVersion
 from muster.protocol.messages import OutcomeRecord, Reason, Ticket, Verdict
 from muster.protocol.recipe import FilterRecipe, Recipe
 from muster.protocol.rollouts import Rollout, decode_rollouts
@@ -33,7 +35,6 @@ from muster.protocol.seeds import problem_indices, revisits
 from muster.protocol.set_aside import FILE_NAME, NOTHING, SetAside, most_listed
 from muster.trainer.ports import ChainLedger
 from muster.trainer.stream.listing import Lists
-from muster.trainer.stream.reader import Cursor, StepInput, StreamReader
 
 pytestmark = pytest.mark.usefixtures("hash_engine")
 
@@ -84,16 +85,6 @@ class Stubborn(WorkerLoop):
         return await super().generate(ticket)
 
 
-class Files:
-    """The orchestrator's folder of files."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    async def file(self, submission_file_hash: Hash32) -> bytes:
-        return (self._folder / f"{submission_file_hash.hex()}.parquet").read_bytes()
-
-
 async def accepted(network: Network, version: PolicyVersion) -> list[OutcomeRecord]:
     ledger = ChainLedger(await network.view(), network.run_id)
     records = [item.record for item in ledger.stream()]
@@ -105,15 +96,6 @@ def has(network: Network, version: PolicyVersion, count: int) -> Callable[[], An
         return len(await accepted(network, version)) >= count
 
     return reached
-
-
-async def train(network: Network) -> StepInput:
-    """Return the records of the run that a trainer's first step takes."""
-    ledger = ChainLedger(await network.view(), network.run_id)
-    files = Files(network.folder / "files")
-    reader = StreamReader(ledger, files, RECIPE, vocab_size=16, seed_of=ledger.seed_of)
-    async with asyncio.timeout(180):
-        return await reader.next_step(Cursor(), V0)
 
 
 async def drawn(network: Network, record: OutcomeRecord) -> tuple[list[int], list[int], list[bool]]:
@@ -152,7 +134,7 @@ async def test_set_aside_problems_are_not_generated(tmp_path: Path) -> None:
         async with running(*judges):
             async with running(network.worker(0)):
                 await eventually(has(network, V0, STEP))
-            taken = await train(network)
+            taken = await first_step(network, RECIPE)
             listed = Lists.over(RECIPE, TASK_SET).of(taken.pools)
             assert 0 < len(listed) <= most_listed(len(TASK_SET), PROBLEMS)
             policies.lists[V1] = listed

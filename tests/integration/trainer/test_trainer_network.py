@@ -4,19 +4,18 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
 from chain_scenario import HONEST, OWNER, TRAINER, network
+from trainer_kills import timeless
 from trainer_network import PASSWORD, RECIPE, Files, TrainerNetwork
 
 from muster.protocol.errors import ConfigError, ContractRevert
 from muster.protocol.ids import PolicyVersion, Step
 from muster.protocol.seeds import ticket_seed
 from muster.shardcast import ChunkStore
-from muster.trainer.measure.figures import UNREPEATABLE
 from muster.trainer.measure.pass_rates import count_passes, read_run
 from muster.trainer.ports import ChainLedger
 from muster.wallet import save_wallet
@@ -91,13 +90,6 @@ async def test_pass_rates_are_counted_from_what_the_chain_accepted(
         await read_run(rpc, deployments, 99)
 
 
-def _timeless(trainers: TrainerNetwork, name: str) -> list[dict[str, Any]]:
-    lines = trainers.lines(name)
-    steps = [line for line in lines if "step" in line]
-    timeless = [{k: v for k, v in each.items() if k not in UNREPEATABLE} for each in steps]
-    return timeless + [line for line in lines if "eval" in line]
-
-
 async def _assert_all_anchored(trainers: TrainerNetwork, name: str) -> None:
     """Every version is on chain, with the root of what the store holds and contiguous ranges."""
     store, run = ChunkStore(trainers.folder / name / "store"), trainers.scenario.run_id
@@ -136,7 +128,7 @@ async def test_trainer_of_two_ranks_makes_the_policy_of_one(
 
 
 def _losses(trainers: TrainerNetwork, name: str) -> list[float]:
-    return [line["loss"] for line in _timeless(trainers, name) if "step" in line]
+    return [line["loss"] for line in timeless(trainers, name) if "step" in line]
 
 
 async def test_ranks_that_cannot_share_rows_are_told(trainers: TrainerNetwork) -> None:

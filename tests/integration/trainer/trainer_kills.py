@@ -65,7 +65,7 @@ async def kill_and_compare(trainers: TrainerNetwork, *, kills: int, seed: int) -
         trainers.weights("killed", v) == trainers.weights("undisturbed", v)
         for v in _versions(trainers)
     ]
-    lines = _timeless(trainers, "killed") == _timeless(trainers, "undisturbed")
+    lines = timeless(trainers, "killed") == timeless(trainers, "undisturbed")
     once = await _consumed(trainers) == list(range(2 * steps))
     return KillReport(len(moments), all(same) and len(same) > 1 and lines, once, moments)
 
@@ -110,11 +110,11 @@ def _versions(trainers: TrainerNetwork) -> list[int]:
     return sorted(map(int, first))
 
 
-def _timeless(trainers: TrainerNetwork, name: str) -> list[dict[str, Any]]:
+def timeless(trainers: TrainerNetwork, name: str) -> list[dict[str, Any]]:
     lines = trainers.lines(name)
     steps = [line for line in lines if "step" in line]
-    timeless = [{k: v for k, v in each.items() if k not in UNREPEATABLE} for each in steps]
-    return timeless + [line for line in lines if "eval" in line]
+    repeatable = [{k: v for k, v in each.items() if k not in UNREPEATABLE} for each in steps]
+    return repeatable + [line for line in lines if "eval" in line]
 
 
 async def _consumed(trainers: TrainerNetwork) -> list[int]:

@@ -408,13 +408,6 @@ def test_arithmetic_that_is_not_the_models_is_refused(
     assert caplog.records[-1].levelno == logging.WARNING
 
 
-@pytest.fixture
-def lean_engine(policy_folder: Path) -> TransformersEngine:
-    engine = TransformersEngine()
-    engine.load_policy(policy_folder, PolicyVersion(0))
-    return engine
-
-
 def decodes_lean(engine: TransformersEngine) -> bool:
     return isinstance(engine._rows_for(1, 6), LeanRows)
 
@@ -423,41 +416,41 @@ def decodes_lean(engine: TransformersEngine) -> bool:
     "change",
     [substitutes.first_layers, substitutes.rounded_cache(8), substitutes.without_unlikely(0.1)],
 )
-def test_changed_model_is_decoded_as_it_is(lean_engine: TransformersEngine, change: Any) -> None:
-    assert decodes_lean(lean_engine)
-    with change(lean_engine.model, 0):
-        assert not decodes_lean(lean_engine)
-    assert decodes_lean(lean_engine)
+def test_changed_model_is_decoded_as_it_is(engine: TransformersEngine, change: Any) -> None:
+    assert decodes_lean(engine)
+    with change(engine.model, 0):
+        assert not decodes_lean(engine)
+    assert decodes_lean(engine)
 
 
-def test_other_attention_kernel_is_used_when_asked_for(lean_engine: TransformersEngine) -> None:
-    lean_engine.model.set_attn_implementation("eager")
-    assert not decodes_lean(lean_engine)
-    lean_engine.model.set_attn_implementation("sdpa")
-    lean_engine.lean = False
-    assert not decodes_lean(lean_engine)
+def test_other_attention_kernel_is_used_when_asked_for(engine: TransformersEngine) -> None:
+    engine.model.set_attn_implementation("eager")
+    assert not decodes_lean(engine)
+    engine.model.set_attn_implementation("sdpa")
+    engine.lean = False
+    assert not decodes_lean(engine)
 
 
-def test_changed_weights_are_decoded(lean_engine: TransformersEngine) -> None:
+def test_changed_weights_are_decoded(engine: TransformersEngine) -> None:
     asked = [Request((1, 2, 3), seed, 1.0, 20) for seed in range(8)]
-    before = lean_engine.generate(asked, proof=ProofRecipe())
-    with substitutes.noise(0.5)(lean_engine.model, 0):
-        changed = lean_engine.generate(asked, proof=ProofRecipe())
-        lean_engine.lean = False
+    before = engine.generate(asked, proof=ProofRecipe())
+    with substitutes.noise(0.5)(engine.model, 0):
+        changed = engine.generate(asked, proof=ProofRecipe())
+        engine.lean = False
         assert [c.tokens for c in changed] == [
-            c.tokens for c in lean_engine.generate(asked, proof=ProofRecipe())
+            c.tokens for c in engine.generate(asked, proof=ProofRecipe())
         ]
-        lean_engine.lean = True
+        engine.lean = True
     assert [c.tokens for c in changed] != [c.tokens for c in before]
-    assert lean_engine.generate(asked, proof=ProofRecipe()) == before
+    assert engine.generate(asked, proof=ProofRecipe()) == before
 
 
 @pytest.mark.parametrize(("max_rows", "rows"), [(256, 6), (4, 4)])
 def test_rows_are_bounded_before_generation(
-    lean_engine: TransformersEngine, max_rows: int, rows: int
+    engine: TransformersEngine, max_rows: int, rows: int
 ) -> None:
-    lean_engine.max_rows = max_rows
-    assert lean_engine._rows_for(6, 6).room() == rows
+    engine.max_rows = max_rows
+    assert engine._rows_for(6, 6).room() == rows
 
 
 @pytest.mark.parametrize(("rows_of_memory", "rows"), [(0, 1), (1, 1), (3, 3), (99, 6)])
@@ -474,7 +467,7 @@ def test_keys_and_values_stay_within_their_memory(
 
 
 def test_a_prompt_is_computed_once_for_all_its_samples(
-    lean_engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     computed: list[tuple[int, ...]] = []
     own = LeanRows._compute
@@ -484,15 +477,15 @@ def test_a_prompt_is_computed_once_for_all_its_samples(
         return own(self, prompts)
 
     monkeypatch.setattr(LeanRows, "_compute", counted)
-    lean_engine.max_rows = 3
+    engine.max_rows = 3
     prompts = [(1, 2), (3, 4), (5, 6, 7)]
     asked = [Request(prompts[i % 3], i, 1.0, 1 + i % 9) for i in range(24)]
-    lean_engine.generate(asked, proof=ProofRecipe())
+    engine.generate(asked, proof=ProofRecipe())
     assert sorted(computed) == sorted(prompts)
 
 
 def test_finished_rows_leave_their_room_to_others(
-    lean_engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = []
     own = LeanRows.step
@@ -502,10 +495,10 @@ def test_finished_rows_leave_their_room_to_others(
         return own(self, tokens)
 
     monkeypatch.setattr(LeanRows, "step", counted)
-    lean_engine.max_rows = 4
+    engine.max_rows = 4
     # All tokens are about as likely, so completions end at their limits.
     asked = [Request((1, 2), i, 1.0, 30 if i == 0 else 5) for i in range(16)]
-    made = lean_engine.generate(asked, proof=ProofRecipe())
+    made = engine.generate(asked, proof=ProofRecipe())
     tokens = sum(len(c.tokens) for c in made)
     assert sum(steps) == tokens - len(made)
     # Without refilled rows, each batch would take as many steps as its longest sample.

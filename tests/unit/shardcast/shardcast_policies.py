@@ -1,6 +1,6 @@
 """Small policies for the tests of shardcast."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ import httpx
 
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.shardcast import ChunkStore, Manifest, ShardServer
+from muster.shardcast.chunks import VerifyingSink
 
 RUN = RunId(7)
 SIGNATURE = bytes(65)
@@ -88,3 +89,13 @@ async def serving(store: ChunkStore, **options: Any) -> AsyncIterator[httpx.Asyn
         httpx.AsyncClient(base_url=server.url, timeout=5) as client,
     ):
         yield client
+
+
+class MemorySink(VerifyingSink):
+    """A sink that keeps nothing."""
+
+    def close(self) -> None: ...
+
+    def _store(self, pieces: Sequence[bytes | memoryview]) -> None: ...
+
+    def _keep(self) -> None: ...

@@ -1,9 +1,9 @@
 """Which relay continues a chunk that another left, and when an attempt counts as stalled."""
 
-from collections.abc import Sequence
 from random import Random
 
 import pytest
+from shardcast_policies import MemorySink
 
 from muster.protocol.ids import PolicyVersion, RunId, to_hash32
 from muster.shardcast.chunks import VerifyingSink
@@ -13,16 +13,6 @@ from muster.shardcast.transfer import RelayScores, Transfer
 
 TAIL, HONEST = "http://tail", "http://honest"
 SIZE = 8 << 20
-
-
-class MemorySink(VerifyingSink):
-    """A sink that keeps nothing."""
-
-    def close(self) -> None: ...
-
-    def _store(self, pieces: Sequence[bytes | memoryview]) -> None: ...
-
-    def _keep(self) -> None: ...
 
 
 def open_sink() -> VerifyingSink:

@@ -1,11 +1,12 @@
 """A relay that failed too often is asked again while others drip; one that lied is not."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from random import Random
 
 import pytest
 from blake3 import blake3
+from shardcast_policies import MemorySink
 
 from muster.lab.simulator.clock import run_virtual
 from muster.protocol.errors import PolicyUnavailable
@@ -23,16 +24,6 @@ HONEST_BYTES_PER_S, DRIP_BYTES_PER_S = 512 << 10, 3200
 LATENCY_S, PART_S = 0.02, 0.1
 PARALLEL = 4
 LONGEST_S = 3600.0
-
-
-class MemorySink(VerifyingSink):
-    """A sink that keeps nothing."""
-
-    def close(self) -> None: ...
-
-    def _store(self, pieces: Sequence[bytes | memoryview]) -> None: ...
-
-    def _keep(self) -> None: ...
 
 
 Fault = Callable[[float], RelayFault | None]
