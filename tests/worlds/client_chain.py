@@ -98,6 +98,7 @@ def make_account(**changes: object) -> Any:
         "active_from": 10,
         "active_wei": 100 * 10**18,
         "beacon_under": lambda checkpoint: checkpoint.beacon,
+        "node_at": lambda _block: node,
     }
     return SimpleNamespace(**{**values, **changes})
 

@@ -133,6 +133,10 @@ class SubmissionJournal(Journal):
         """Return the submission recorded for the ticket's slot."""
         return self._signed.get(slot_of(ticket))
 
+    def has_signed(self, slot: Slot) -> bool:
+        """Return whether a submission was recorded for a slot."""
+        return slot in self._signed
+
     def prove(self, signed: SignedSubmission, proven: BatchPlace) -> None:
         """Store a submission's place on chain, because its source may not show it again."""
         if self._proven.get(signed.slot) == proven:

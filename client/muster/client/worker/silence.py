@@ -15,7 +15,7 @@ submission, and gas, are at risk; both belong to the node.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -44,7 +44,7 @@ from muster.protocol.errors import ApiError, ConfigError
 from muster.protocol.ids import Hash32
 from muster.protocol.jury import Ruling, summons_of
 from muster.protocol.merkle import batch_proof, batch_root
-from muster.protocol.messages import COMMIT_GRACE_S, Reason, Verdict
+from muster.protocol.messages import COMMIT_GRACE_S, OutcomeRecord, Reason, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -331,7 +331,46 @@ class SilenceDuty:
         batch = find_batch(context.view, own, context.journal.proven(signed))
         case = context.view.cases.get(summons_of(batch.batch_id)) if batch else None
         step = next_step(signed, batch, case, at, self.times, is_refused=is_refused)
-        return batch, None if step is SilenceStep.SUBMIT and not self._is_open() else step
+        is_held_back = step is SilenceStep.SUBMIT and (
+            not self._is_open() or self._may_have_signed_another(signed)
+        )
+        return batch, None if is_held_back else step
+
+    def _may_have_signed_another(self, signed: SignedSubmission) -> bool:
+        """Return whether this node may have signed other work for a submission's slot: such work is
+        on chain, or the journal is no record of all that the node signed. Both submissions together
+        prove a fraud, and a transaction shows this one to everybody.
+        """
+        context, slot = self.context, (signed.ticket.step, signed.ticket.index)
+        own = [batch.work.submission for batch in self.own_work.values() if batch.work]
+        lacking = next(self._accepted_elsewhere(), None)
+        if lacking is not None:
+            self._steps.report(
+                context.run_id,
+                "the journal lacks accepted work of this node: nothing is submitted directly",
+                step=lacking.step,
+                index=lacking.index,
+                hint="put the newest --state-dir back and stop any other process with the node's "
+                "key; if the folder is lost, muster node rotate makes another node",
+            )
+        return lacking is not None or any((work.step, work.index) == slot for work in own)
+
+    def _accepted_elsewhere(self) -> Iterator[OutcomeRecord]:
+        """Yield the accepted outcomes of this node's work that its journal lacks. Others do not
+        count: a run could invent them for nothing."""
+        context = self.context
+        member = context.view.member(context.run_id, context.worker)
+        for batch in context.view.batches.values():
+            if member is None or batch.run_id != context.run_id:
+                continue
+            for record in batch.records or ():
+                slot = (context.run_id, context.worker, record.step, record.index)
+                if (
+                    (record.worker_id, record.verdict) == (member.worker_id, Verdict.ACCEPTED)
+                    and not context.journal.has_signed(slot)
+                    and member.node_at(batch.block_number) == member.node
+                ):
+                    yield record
 
     def _is_open(self) -> bool:
         run = self.context.run

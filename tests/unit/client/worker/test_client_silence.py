@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -586,6 +587,46 @@ async def test_node_that_signed_outside_its_journal_takes_no_tickets_and_ends(
     with pytest.raises(ConfigError, match="signed two submissions for step 4, index 0") as caught:
         await desk.loop._round()
     assert "stop any other process" in (caught.value.hint or "")
+
+
+ELSEWHERE = as_claimed(OTHER, WORKER_ID)
+"""An accepted outcome of the node in a slot that it signed without this journal."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_held_back"),
+    [
+        ({}, True),
+        ({"verdict": Verdict.REJECTED, "reason": Reason.WRONG_REWARD}, False),
+        ({"worker_id": WORKER_ID + 1}, False),
+        ({"index": TICKET.index}, False),
+    ],
+    ids=["lacking", "not accepted", "another worker's", "known"],
+)
+async def test_nothing_is_submitted_directly_when_the_journal_lacks_accepted_work(
+    desk: Silenced, changes: dict[str, Any], is_held_back: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.sign()
+    desk.view.batches[9] = make_batch(9, [OTHER], [replace(ELSEWHERE, **changes)])
+    assert await desk.at(LATE) == ([] if is_held_back else ["submit"])
+    assert await desk.at(LATE + 10) == ([] if is_held_back else ["submit"])
+    said = [r for r in caplog.records if "lacks accepted work" in r.getMessage()]
+    assert len([r for r in said if r.levelno == logging.WARNING]) == is_held_back
+
+
+async def test_work_that_another_node_signed_before_is_not_lacking(desk: Silenced) -> None:
+    desk.sign()
+    desk.view.batches[9] = make_batch(9, [OTHER], [ELSEWHERE])
+    desk.view.member(RUN, WORKER).node_at = lambda _block: JUROR
+    assert await desk.at(LATE) == ["submit"]
+
+
+async def test_work_whose_slot_has_other_work_on_chain_is_not_submitted(desk: Silenced) -> None:
+    desk.sign()
+    first = replace(SIGNED.submission, file_hash=file_hash(b"another file"))
+    batch = replace(own(), work=LeasedWork(first, b"", TICKET, b""))
+    desk.view.batches[4] = replace(batch, root=first.leaf())
+    assert await desk.at(LATE) == []
 
 
 async def test_dropped_work_stays_dropped_after_a_restart(tmp_path: Path) -> None:
