@@ -3,7 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from orchestrator_bench import Bench, committed, hand_in, open_bench, refusal, refused
+from orchestrator_bench import Bench, committed, hand_in, open_bench, refusal
 from orchestrator_fakes import RUN, Network
 
 from muster.chain.structs import BatchStatus
@@ -139,13 +139,6 @@ async def test_outcomes_are_refused_when_the_batch_is_unknown(bench: Bench) -> N
     _, root, records = await committed(bench)
     signature = bench.network.sign_outcomes(0, 7, root, records)
     assert await refusal(bench, records, signature, batch_id=7) == (404, "batch_unknown")
-
-
-async def test_outcomes_are_refused_when_the_sender_is_no_validator(bench: Bench) -> None:
-    _, root, records = await committed(bench)
-    signature = bench.network.sign_outcomes(0, 1, root, records)
-    async with bench.node() as api:
-        assert await refused(api.post_outcomes(1, records, signature)) == (403, "not_a_validator")
 
 
 async def test_outcomes_count_after_a_restart(tmp_path: Path) -> None:
