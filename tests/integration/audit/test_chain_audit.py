@@ -41,6 +41,7 @@ from muster.client.audit.ledger import Ledger
 from muster.client.audit.observed import observe
 from muster.client.audit.report import AuditReport
 from muster.protocol.eip712 import sign
+from muster.protocol.encoding import keccak
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import RunId
 from muster.protocol.jury import Ruling, claim_announcement, summons_of
@@ -583,6 +584,24 @@ UNJUDGED: list[Tampering] = [
 ]
 
 
+async def misnamed(net: Scenario) -> Recording:
+    """Two submissions for a slot that no record names: the batch holds one of them."""
+    first = net.submission(CHEATER, 0)
+    second = dataclasses.replace(first, file_hash=keccak(b"another"))
+    proof = await net.proof(await net.judge(first, rejected(2, net.submission(CHEATER, 5))), 0)
+    signature = net.node_signature(second, CHEATER)
+    await net.of(CHALLENGER).faults.prove_double_submission(
+        proof, net.held(proof, first, CHEATER), second, signature
+    )
+    return await record(net)
+
+
+MISNAMED: list[Tampering] = [
+    ("Slashed", less("from_active"), Kind.SLASH_SHARE),
+    ("RunCreated", with_terms(exact_fraud_ppm=10**6), Kind.SLASH_SHARE),
+]
+
+
 async def played(net: Scenario) -> Recording:
     await play(net)
     return await record(net)
@@ -597,6 +616,7 @@ async def played(net: Scenario) -> Recording:
         (upheld, UPHELD),
         (penniless, PENNILESS),
         (unjudged, UNJUDGED),
+        (misnamed, MISNAMED),
     ],
 )
 async def test_audit_rejects_every_tampered_twin(

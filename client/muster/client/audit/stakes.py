@@ -169,9 +169,13 @@ def due_shares(
 
 
 def _exact_shares(view: Ledger, table: OutcomeTable, slash: SlashView) -> set[int]:
-    """Return the shares that a double submission may cost, by the terms of batches of its slot."""
-    worker = view.workers.get(slash.owner)
-    if worker is None or not len(table):
+    """Return the shares that a double submission may cost, by the terms of batches of its slot.
+
+    Where no record names the slot, a batch held the work under a record that names another one.
+    Events do not tell which batch: any terms of the run may apply.
+    """
+    worker, run = view.workers.get(slash.owner), view.runs.get(slash.run_id)
+    if worker is None or run is None or not len(table):
         return set()
     is_slot = np.logical_and.reduce(
         [
@@ -182,7 +186,7 @@ def _exact_shares(view: Ledger, table: OutcomeTable, slash: SlashView) -> set[in
         ]
     )
     batches = (table.place(row)[0] for row in np.flatnonzero(is_slot).tolist())
-    terms = map(view.terms_of, batches)
+    terms = map(view.terms_of, batches) if is_slot.any() else run.terms
     return {each.exact_fraud_ppm for each in terms if each is not None}
 
 
