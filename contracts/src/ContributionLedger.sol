@@ -280,22 +280,36 @@ contract ContributionLedger is IContributionLedger, EIP712 {
             emit BatchWithheld(batchId, posted.postedAt, posted.signers, signatures);
             return;
         }
-        posted.outcomesRoot = _checkRecords(batch, records);
+        uint256 units;
+        (posted.outcomesRoot, units) = _checkRecords(batch, records);
         posted.status = BatchStatus.Judged;
         _commitments[batchId] = posted.hashOf();
         emit OutcomesPosted(
             batchId, posted.runId, posted.outcomesRoot, posted.postedAt, posted.signers, records, signatures
         );
+        _freeRest(batch, units);
     }
 
-    /// @dev Returns the root over the outcomes, which are one per submission and hold no more units than the batch was
-    ///      committed for.
-    function _checkRecords(Batch calldata batch, bytes calldata records) private pure returns (bytes32 root) {
+    /// @dev Returns the root over the outcomes, which are one per submission, and the sum of their units, which is no more
+    ///      than the batch was committed for.
+    function _checkRecords(Batch calldata batch, bytes calldata records)
+        private
+        pure
+        returns (bytes32 root, uint256 units)
+    {
         uint256 expected = batch.count * OutcomeRecordLib.SIZE;
         require(records.length == expected, LedgerRecordCount(records.length, expected));
-        uint256 units;
         (root, units) = OutcomeRecordLib.digest(batch.batchId, records);
         require(units <= batch.units, LedgerUnitsExceeded(batch.batchId, units, batch.units));
+    }
+
+    /// @dev Frees what was reserved for units that the records of a batch do not hold: nobody can claim them any more.
+    function _freeRest(Batch calldata batch, uint256 units) private {
+        if (units != batch.units) _free(batch, batch.units - units);
+    }
+
+    function _free(Batch calldata batch, uint256 units) private {
+        escrow.free(batch.runId, units * batch.pricePerUnit);
     }
 
     /// @dev Returns the seats of the signers, which are validators of the run, each once, at least a quorum.
@@ -346,7 +360,7 @@ contract ContributionLedger is IContributionLedger, EIP712 {
         require(!court.isSummoned(batchId), LedgerInCourt(batchId));
         _commitments[batchId] = 0;
         emit BatchVoided(batchId, batch.runId);
-        escrow.free(batch.runId, uint256(batch.units) * batch.pricePerUnit);
+        _free(batch, batch.units);
     }
 
     /// @inheritdoc IContributionLedger
@@ -393,6 +407,7 @@ contract ContributionLedger is IContributionLedger, EIP712 {
         posted.status = BatchStatus.Judged;
         _commitments[batch.batchId] = posted.hashOf();
         emit OutcomesPosted(batch.batchId, batch.runId, posted.outcomesRoot, posted.postedAt, 0, record, "");
+        _freeRest(batch, submission.units);
     }
 
     function _dueAt(Batch calldata batch) private view returns (uint256) {

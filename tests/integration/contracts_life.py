@@ -363,6 +363,7 @@ class Life(RuleBasedStateMachine):
                     record._replace(file=3),
                     record._replace(rollouts=record.rollouts + 1),
                     record._replace(number=0),
+                    record._replace(units=record.units // 2),
                 )
             )
         return record

@@ -273,7 +273,7 @@ interface IContributionLedger is IContributionLedgerErrors, IContributionLedgerE
     ) external returns (uint64 batchId);
 
     /// @notice Records the outcome of every submission of a batch, accepts and rejects alike. Signatures are joined, and
-    ///         ascend by signer.
+    ///         ascend by signer. The run gets back at once what was set aside for units that the records do not hold.
     /// @dev Anyone may post before outcomes are due; only the validators' signatures count. The outcomes root is computed
     ///      here. Empty records say that nothing of the batch can be had: it is withheld.
     /// @param records `count` records of 56 bytes, in batch order, or none.
@@ -289,7 +289,8 @@ interface IContributionLedger is IContributionLedgerErrors, IContributionLedgerE
     ///         to call judges of the network. Anyone.
     function voidBatch(Batch calldata batch) external;
 
-    /// @notice Records what judges of the network decided about a batch of one submission. Only DisputeCourt may call.
+    /// @notice Records what judges of the network decided about a batch of one submission. The run gets back what was set
+    ///         aside for more units than the submission claims. Only DisputeCourt may call.
     function judge(Batch calldata batch, Submission calldata submission, uint8 verdict, uint8 reason) external;
 
     /// @notice Slashes the worker of a fraud outcome at once, and jails or bans it; the stake waits in escrow.

@@ -43,7 +43,8 @@ interface IRewardEscrowEvents {
     event RunFunded(uint64 indexed runId, address indexed from, uint256 amount);
     /// @notice Emitted when money is set aside for a batch.
     event RewardReserved(uint64 indexed runId, uint256 amount);
-    /// @notice Emitted when money set aside for work that nobody judged is free again.
+    /// @notice Emitted when money is free again that was set aside for a void batch, or for units that are in no record of a
+    ///         judged one. It follows the ledger's `BatchVoided` or `OutcomesPosted` of that batch.
     event RewardFreed(uint64 indexed runId, uint256 amount);
     /// @notice Emitted when a run pays jurors of the network for what its own validators got wrong or left undone.
     event CourtPaid(uint64 indexed runId, uint256 amount);
@@ -84,7 +85,7 @@ interface IRewardEscrow is IRewardEscrowErrors, IRewardEscrowEvents {
     /// @notice Sets money aside for a batch. Only ContributionLedger may call.
     function reserve(uint64 runId, uint256 amount) external;
 
-    /// @notice Frees money that was set aside for work which nobody judged. Only ContributionLedger may call.
+    /// @notice Frees money that was set aside for units that nobody will ever be paid. Only ContributionLedger may call.
     function free(uint64 runId, uint256 amount) external;
 
     /// @notice Pays up to `amount` of a run's free money to DisputeCourt, for jurors. Only DisputeCourt may call.

@@ -13,7 +13,8 @@ import {Trials} from "./Trials.sol";
 /// @dev Each action picks valid arguments, or returns when there are none. Where the rules say whether a call
 ///      succeeds, the action tries it either way and notes a sin when they disagree.
 abstract contract Handler is Trials {
-    mapping(bytes32 leaf => bool) private _isRecovered;
+    /// @dev Outcomes whose units were paid or recovered.
+    mapping(bytes32 leaf => bool) private _isSpent;
 
     // -------------------------------------------------------------------- stake
 
@@ -167,11 +168,13 @@ abstract contract Handler is Trials {
 
     // --------------------------------------------------------------------- batches
 
-    /// @notice Commits a batch of three; some are answered at once, some later, some never.
+    /// @notice Commits a batch of three, at times for more units than its submissions claim; some are answered at once, some
+    ///         later, some never.
     function commit(uint256 seed) external recorded {
         uint64 run = _choose(seed);
         (address by, bool open,, uint88 price) = runs.admissionOf(run);
-        if (_someActive(run, 0) == address(0) || !open || !_isFunded(run, BATCH * UNITS * price)) return;
+        uint256 units = BATCH * UNITS + (seed >> 12) % 4 * UNITS / 8;
+        if (_someActive(run, 0) == address(0) || !open || !_isFunded(run, units * price)) return;
         uint64 batchId = ledger.batchCount() + 1;
         for (uint256 i = 0; i < BATCH; ++i) {
             uint256 word = uint256(keccak256(abi.encode(seed, i)));
@@ -180,8 +183,8 @@ abstract contract Handler is Trials {
         }
         bytes32 root = _batchRoot(_leavesIn[batchId]);
         vm.prank(by);
-        ledger.commitBatch(run, root, uint32(BATCH), uint64(BATCH * UNITS));
-        _remember(batchId, root, BATCH, BATCH * UNITS);
+        ledger.commitBatch(run, root, uint32(BATCH), uint64(units));
+        _remember(batchId, root, BATCH, units);
         ++reached["commit"];
         if ((seed >> 8) % 8 != 0) _answer(batchId, seed >> 16);
     }
@@ -465,6 +468,7 @@ abstract contract Handler is Trials {
             && escrow.fundsOf(piece.runId).reserved >= _value(piece);
         bytes memory data = abi.encodeCall(escrow.claim, (_claimsOf(piece)));
         if (!_attempt(stranger, address(escrow), data, possible, "claim")) return;
+        _isSpent[_leafOf(piece)] = true;
         _sin("paid a slot twice", ++_timesPaid[slot] > 1);
         _sin("paid something else than the price", _balance(piece.worker) - before != _value(piece));
     }
@@ -483,7 +487,7 @@ abstract contract Handler is Trials {
         for (uint256 i = 0; i < _pieces.length; ++i) {
             piece = _pickAny(which % _pieces.length + i);
             bool refused = piece.recorded != 0 && _verdictOf(_rulingOf(piece)) != ACCEPTED;
-            if (refused && !_isRecovered[_leafOf(piece)]) return piece;
+            if (refused && !_isSpent[_leafOf(piece)]) return piece;
         }
         return _pickAny(which);
     }
@@ -492,9 +496,29 @@ abstract contract Handler is Trials {
         if (piece.recorded == 0) return;
         bytes32 leaf = _leafOf(piece);
         bool possible = _verdictOf(_rulingOf(piece)) != ACCEPTED && ledger.standingOf(_proofOf(piece)).isFinal
-            && !_isRecovered[leaf] && escrow.fundsOf(piece.runId).reserved >= _value(piece);
+            && !_isSpent[leaf] && escrow.fundsOf(piece.runId).reserved >= _value(piece);
         bytes memory data = abi.encodeCall(escrow.recover, (_claimsOf(piece)));
-        if (_attempt(stranger, address(escrow), data, possible, "recover")) _isRecovered[leaf] = true;
+        if (_attempt(stranger, address(escrow), data, possible, "recover")) _isSpent[leaf] = true;
+    }
+
+    /// @notice Returns what a run must have set aside: for batches that are neither judged nor void what they were committed
+    ///         for, for judged ones what their records hold and is neither paid nor recovered.
+    function dueReserve(uint64 run) external view returns (uint256 sum) {
+        for (uint64 batchId = 1; batchId <= ledger.batchCount(); ++batchId) {
+            IContributionLedger.Batch storage batch = batches[batchId];
+            bool waits = batch.status != IContributionLedger.BatchStatus.Judged && ledger.commitmentOf(batchId) != 0;
+            if (batch.runId == run && waits) sum += uint256(batch.units) * batch.pricePerUnit;
+        }
+        for (uint256 i = 0; i < _pieces.length; ++i) {
+            Piece storage piece = _pieces[i];
+            if (piece.runId == run && piece.recorded != 0 && !_isSpent[_leafOf(piece)]) sum += _value(piece);
+        }
+    }
+
+    /// @notice Returns whether the owner of a closed run may take all that is set aside.
+    function isReclaimable(uint64 run) external view returns (bool) {
+        uint256 closedAt = runs.closedAt(run);
+        return closedAt != 0 && block.timestamp >= closedAt + CLAIM_PERIOD;
     }
 
     function fund(uint256 who, uint256 amount) external recorded {

@@ -143,6 +143,16 @@ contract NetworkInvariants is Test {
         _assertExactly("reclaim");
     }
 
+    /// @dev Of a judged batch nothing stays set aside but what its records hold, and nothing of that once it was claimed or
+    ///      recovered.
+    function invariant_onlyWhatMayBePaidIsSetAside() public view {
+        for (uint64 run = 1; run <= 2; ++run) {
+            if (!_life.isReclaimable(run)) {
+                assertEq(_replica.fundsOf(run).reserved, _life.dueReserve(run), "set aside");
+            }
+        }
+    }
+
     /// @dev A slot is paid once, whatever batches it is in.
     function invariant_slotsArePaidOnce() public view {
         _assertNever("paid a slot twice");
@@ -249,6 +259,7 @@ contract NetworkInvariants is Test {
         invariant_courtFindsTheTruthInTime();
         invariant_exitTakesOneUnbondingPeriod();
         invariant_fundsNeverStick();
+        invariant_onlyWhatMayBePaidIsSetAside();
         invariant_slotsArePaidOnce();
         invariant_rolesHoldTheirStake();
         invariant_pausesAreBounded();

@@ -9,7 +9,7 @@ import {
     IContributionLedgerEvents
 } from "../../src/interfaces/IContributionLedger.sol";
 import {IDisputeCourtErrors, IDisputeCourtEvents} from "../../src/interfaces/IDisputeCourt.sol";
-import {IRewardEscrowErrors} from "../../src/interfaces/IRewardEscrow.sol";
+import {IRewardEscrow, IRewardEscrowErrors} from "../../src/interfaces/IRewardEscrow.sol";
 import {IRunRegistryErrors} from "../../src/interfaces/IRunRegistry.sol";
 import {LedgerTest} from "../LedgerTest.sol";
 
@@ -437,6 +437,43 @@ contract LedgerDirectTest is LedgerTest {
         _expectUnitCap(2, 1, CAP, CAP);
         vm.warp(start + gap + JUDGED);
         assertEq(_submit(2, CAP), 3, "one clock for all of it: it errs on the side of stake");
+    }
+
+    /// @dev A worker claims all units that its stake covers for a file of one row. Once validators recorded the one unit, no
+    ///      other unit's money waits for the end of the run; and stake covers what was claimed, not what was recorded, until
+    ///      all of it would be final. So junk ties up no more than stake covers at any time, and that until it is judged.
+    function testFuzz_submitDirect_junkTiesUpNothing_onceItIsJudged(uint256 claimed, uint256 waited) public {
+        claimed = bound(claimed, 2, CAP);
+        uint256 start = block.timestamp;
+        uint256 all = escrow.fundsOf(runId).available;
+        bytes[] memory records = _one("");
+        uint64 batchId = _submitJunk(claimed, records);
+        assertEq(escrow.fundsOf(runId).reserved, PRICE, "one unit is recorded");
+        court.returnBond(batches[batchId]);
+
+        vm.warp(start + bound(waited, 0, JUDGED - 1));
+        _expectUnitCap(1, CAP - claimed + 1, claimed, CAP);
+
+        vm.warp(start + JUDGED);
+        escrow.recover(_one(_claimOf(batchId, records, _range(0, 1))));
+        assertEq(escrow.fundsOf(runId).reserved, 0, "nothing of it stays set aside");
+        assertEq(escrow.fundsOf(runId).available, all, "all is the run's again");
+    }
+
+    /// @dev Alice's claim of one row for many units, judged by validators who read the file.
+    function _submitJunk(uint256 claimed, bytes[] memory records) private returns (uint64 batchId) {
+        IContributionLedger.LeasedWork memory work = _workOf(0, claimed);
+        batchId = _submitAs(alice, work);
+        _remember(batchId, _submissionLeaf(work.submission), 1, claimed);
+        assertEq(escrow.fundsOf(runId).reserved, claimed * PRICE, "all that it claims, until it is judged");
+        work.submission.units = 1;
+        records[0] = _recordOf(work.submission, REJECT);
+        _post(batchId, records, QUORUM);
+    }
+
+    function _one(IRewardEscrow.Claim memory claimed) private pure returns (IRewardEscrow.Claim[] memory claims) {
+        claims = new IRewardEscrow.Claim[](1);
+        claims[0] = claimed;
     }
 
     function _expectUnitCap(uint32 index, uint256 units, uint256 before, uint256 cap) private {

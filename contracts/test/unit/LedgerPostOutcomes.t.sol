@@ -6,6 +6,7 @@ import {
     IContributionLedgerErrors,
     IContributionLedgerEvents
 } from "../../src/interfaces/IContributionLedger.sol";
+import {IRewardEscrowEvents} from "../../src/interfaces/IRewardEscrow.sol";
 import {IRunRegistry} from "../../src/interfaces/IRunRegistry.sol";
 import {LedgerTest} from "../LedgerTest.sol";
 
@@ -349,6 +350,38 @@ contract LedgerPostOutcomesTest is LedgerTest {
             _join(records),
             signatures
         );
+    }
+
+    /// @dev Whatever the verdicts are.
+    function testFuzz_postOutcomes_freesWhatTheRecordsDoNotHold(uint256 count, uint256 more, uint8 verdict) public {
+        count = bound(count, 1, 20);
+        more = bound(more, 1, 1_000_000);
+        bytes[] memory records = _accepted(count);
+        records[0] = _record(alice, 1, 0, uint8(bound(verdict, ACCEPTED, FRAUD)));
+        uint256 all = escrow.fundsOf(runId).available;
+        uint64 batchId = _commitRoot(keccak256("submissions"), count, 1000 * count + more);
+        bytes memory joined = _join(records);
+        bytes memory signatures = _signOutcomes(batchId, joined, QUORUM);
+        _expectPosted(batchId, records, QUORUM, signatures);
+        vm.expectEmit(address(escrow));
+        emit IRewardEscrowEvents.RewardFreed(runId, more * PRICE);
+        ledger.postOutcomes(batches[batchId], joined, signatures);
+        assertEq(escrow.fundsOf(runId).reserved, 1000 * count * PRICE, "what the records hold stays");
+        assertEq(escrow.fundsOf(runId).available, all - 1000 * count * PRICE, "the rest is the run's again");
+    }
+
+    function testFuzz_postOutcomes_freesNothing_whenTheRecordsHoldAll(uint256 count) public {
+        bytes[] memory records = _accepted(bound(count, 1, 20));
+        uint64 batchId = _commit(records.length);
+        vm.expectCall(address(escrow), abi.encodeWithSelector(escrow.free.selector), 0);
+        _post(batchId, records, QUORUM);
+        assertEq(escrow.fundsOf(runId).reserved, 1000 * records.length * PRICE, "all of it stays");
+    }
+
+    function test_postOutcomes_freesNothing_whenTheBatchIsWithheld() public {
+        uint64 batchId = _commit(3);
+        _withhold(batchId);
+        assertEq(escrow.fundsOf(runId).reserved, 3000 * uint256(PRICE), "judges of the network may still accept it");
     }
 
     function testFuzz_postOutcomes_takesAnyQuorum(uint256 i, uint256 j) public {

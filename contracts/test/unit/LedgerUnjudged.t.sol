@@ -854,6 +854,20 @@ contract LedgerUnjudgedTest is UnjudgedTest {
         assertEq(standing.closesAt, block.timestamp + CHALLENGE_WINDOW, "it can be challenged like any other");
     }
 
+    /// @dev The orchestrator committed the submission for more units than it claims.
+    function testFuzz_judge_freesWhatTheRecordDoesNotHold(uint16 ruling, uint256 more) public {
+        ruling = _seenRuling(ruling);
+        more = bound(more, 0, 1_000_000);
+        vm.warp(_dueAt + APPEAL_TIME);
+        ledger.voidBatch(batches[_id]);
+        _id = _commitRoot(_submissionLeaf(_claimed[2]), 1, 1000 + more);
+        _passDeadline();
+        assertEq(_reserved(), (1000 + more) * PRICE, "all of it, until judges decide");
+        _settleSummoned(_id, _claimed[2], ruling);
+        assertEq(_reserved(), 1000 * uint256(PRICE), "what the record holds");
+        _assertHeader(_id, "judged");
+    }
+
     /// @dev A ruling of jurors that saw the work.
     function _seenRuling(uint16 ruling) private pure returns (uint16) {
         uint16 verdict = uint16(bound(ruling >> 8, ACCEPTED, FRAUD));

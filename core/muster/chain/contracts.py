@@ -298,7 +298,8 @@ class ContributionLedger(Contract):
 
     async def post_outcomes(self, batch: Batch, records: bytes, signatures: bytes) -> Receipt:
         """Records the outcome of every submission of a batch, accepts and rejects alike.
-        Signatures are joined, and ascend by signer.
+        Signatures are joined, and ascend by signer. The run gets back at once what was set aside
+        for units that the records do not hold.
         """
 
     async def show_outcomes(

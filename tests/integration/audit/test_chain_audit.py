@@ -584,6 +584,35 @@ UNJUDGED: list[Tampering] = [
 ]
 
 
+async def junk(net: Scenario) -> Recording:
+    """A worker claims 1,000 units for one; what nobody is paid for goes back to the run."""
+    claimed = net.submission(CHEATER, 0)
+    batch_id = await net.submit_direct(claimed, CHEATER)
+    await net.post(batch_id, [claimed], [rejected(2, dataclasses.replace(claimed, units=1))])
+    assert (await net.view()).runs[net.run_id].reserved_wei == PRICE
+    await net.pass_time(WINDOW_S)
+    await net.of(OWNER).escrow.recover([(await net.view()).batches[batch_id].claim([0])])
+    run = (await net.view()).runs[net.run_id]
+    assert (run.reserved_wei, run.available_wei) == (0, run.funded_wei)
+    return await record(net)
+
+
+JUNK: list[Tampering] = [
+    ("RewardFreed", less("amount"), Kind.OUTCOME_UNITS),
+    ("RewardFreed", less("amount", -1), Kind.OUTCOME_UNITS),
+    ("RewardFreed", set_to(run_id=2), Kind.OUTCOME_UNITS),
+    ("RewardFreed", set_to(run_id=2), Kind.EVENT_ORDER),
+]
+
+
+async def test_audit_finds_money_that_was_freed_twice(net: Scenario) -> None:
+    recording = await junk(net)
+    at = next(i for i, e in enumerate(recording.events) if e.name == "RewardFreed")
+    twice = dataclasses.replace(recording.events[at], log_index=99)
+    twin = [*recording.events[: at + 1], twice, *recording.events[at + 1 :]]
+    assert Kind.EVENT_ORDER in kinds(await recording.report(twin))
+
+
 async def misnamed(net: Scenario) -> Recording:
     """Two submissions for a slot that no record names: the batch holds one of them."""
     first = net.submission(CHEATER, 0)
@@ -616,6 +645,7 @@ async def played(net: Scenario) -> Recording:
         (upheld, UPHELD),
         (penniless, PENNILESS),
         (unjudged, UNJUDGED),
+        (junk, JUNK),
         (misnamed, MISNAMED),
     ],
 )

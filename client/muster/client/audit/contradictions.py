@@ -65,7 +65,10 @@ class Kind(Enum):
     )
     OUTCOME_UNCHECKED = "a signer of an accepted outcome has recomputed its hidden states"
     OUTCOME_DEADLINE = "a run's outcomes are posted before the outcome deadline"
-    OUTCOME_UNITS = "records hold no more units together than their batch was committed for"
+    OUTCOME_UNITS = (
+        "records hold no more units together than their batch was committed for, and the money of "
+        "the others goes back to its run"
+    )
     OUTCOME_REASON = "reason 0 is Accepted; every other reason has the verdicts of its check"
     WORKER_UNKNOWN = "a record names a registered worker, or nobody (0) when it is rejected"
     WORKER_INACTIVE = "accepted work is by an active member of its run"

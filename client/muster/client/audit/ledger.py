@@ -135,7 +135,7 @@ class Ledger(HistoryView):
         self.terms_then: dict[int, int] = {}
         """Number of the run's terms at a batch's commitment, by the events before it."""
         self.freed_wei: dict[int, int] = {}
-        """Amount that a void batch gave back to its run."""
+        """Amount that a void or judged batch gave back to its run."""
         self.reserved_before: dict[int, int] = {}
         """Amount that the run had set aside just before it."""
         self.bonds: dict[int, Bond] = {}
@@ -152,7 +152,7 @@ class Ledger(HistoryView):
         """Amount that a run paid for a case, and its available money before that payment."""
         self.proven: set[Hash32] = set()
         """Escrows of self-proving faults."""
-        self._voided: int | None = None
+        self._ended: int | None = None
         self._paid_for_court: dict[RunId, tuple[str, int, int]] = {}
 
     @property
@@ -240,8 +240,8 @@ class Ledger(HistoryView):
                     self.terms_then[args["batch_id"]] = run.terms_number
             case "BatchWithheld":
                 self._note_withheld(event, args)
-            case "BatchVoided":
-                self._voided = args["batch_id"]
+            case "BatchVoided" | "OutcomesPosted":
+                self._ended = args["batch_id"]
             case "RewardFreed":
                 self._note_freed(event, args)
             case "BondTaken":
@@ -264,12 +264,13 @@ class Ledger(HistoryView):
 
     def _note_freed(self, event: Event, args: dict[str, Any]) -> None:
         run = self.runs.get(args["run_id"])
-        if self._voided is None or run is None:
-            self.contradict(event, "no batch is void")
+        batch = self.batches.get(self._ended or 0)
+        if batch is None or run is None or batch.run_id != run.run_id:
+            self.contradict(event, "no batch of its run was judged or void just before")
             return
-        self.freed_wei[self._voided] = args["amount"]
-        self.reserved_before[self._voided] = run.reserved_wei
-        self._voided = None
+        self.freed_wei[batch.batch_id] = args["amount"]
+        self.reserved_before[batch.batch_id] = run.reserved_wei
+        self._ended = None
 
     def _note_slashes(self, event: Event, args: dict[str, Any]) -> None:
         match event.name:

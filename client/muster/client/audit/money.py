@@ -1,4 +1,4 @@
-"""What an auditor recomputes about the money: slots, payments, void batches, sums. Pure.
+"""What an auditor recomputes about the money: slots, payments, freed money, sums. Pure.
 
 A payment's event holds slots, units and wei, but not the outcomes. So all that a run had paid a
 worker by then is compared with all that was final for the worker by then.
@@ -268,34 +268,47 @@ def _paid(payment: PaymentView, kind: Kind, detail: str) -> Contradiction:
     return Contradiction(kind, detail, tx=payment.tx_hash, block=payment.block_number)
 
 
-# Void batches
+# Money that nobody can be paid
 
 
-def voids(view: Ledger) -> Check:
-    """Return whether void batches pay nobody and give back the money set aside for them."""
-    void = [batch for batch in view.batches.values() if batch.is_void]
+def freed(view: Ledger, table: OutcomeTable) -> Check:
+    """Return whether void batches pay nobody, and whether every batch gave back the money of the
+    units that no record of it holds.
+    """
+    recorded = {
+        batch.batch_id: int(records["units"].sum(dtype=np.int64))
+        for batch, records in table.slices()
+    }
     found = (
-        Contradiction(Kind.BATCH_VOID, problem, tx=batch.voided_tx, batch_id=batch.batch_id)
-        for batch in void
-        for problem in _void_problems(view, batch)
+        problem
+        for batch in view.batches.values()
+        for problem in _freed_problems(view, batch, recorded.get(batch.batch_id))
     )
-    freed = sum(view.freed_wei.values())
+    voids = sum(batch.is_void for batch in view.batches.values())
+    wei = sum(view.freed_wei.values())
     return summarise(
-        "void batches pay nobody and give their funds back",
+        "what nobody can be paid goes back to its run",
         found,
-        f"{len(void)} void batches, {format_tokens(freed)} tokens given back",
+        f"{voids} void batches, {format_tokens(wei)} tokens given back",
     )
 
 
-def _void_problems(view: Ledger, batch: BatchView) -> Iterator[str]:
-    if batch.records is not None:
-        yield "it is void and has outcomes"
-    freed, worth = view.freed_wei.get(batch.batch_id), batch.units * batch.price_per_unit
+def _freed_problems(
+    view: Ledger, batch: BatchView, recorded: int | None
+) -> Iterator[Contradiction]:
+    """Yield the problems of a batch whose records hold `recorded` units; None without outcomes."""
+    kind, tx = Kind.OUTCOME_UNITS, batch.posted_tx
+    units = 0 if recorded is None else max(0, batch.units - recorded)
+    if batch.is_void:
+        kind, tx, units = Kind.BATCH_VOID, batch.voided_tx, batch.units
+        if recorded is not None:
+            yield Contradiction(kind, "it is void and has outcomes", tx=tx, batch_id=batch.batch_id)
+    worth, given = units * batch.price_per_unit, view.freed_wei.get(batch.batch_id, 0)
     # The owner of a run that was closed long ago may have reclaimed all of it.
     due = min(worth, view.reserved_before.get(batch.batch_id, worth))
-    if freed != due:
-        given = "nothing" if freed is None else f"{format_tokens(freed)} tokens"
-        yield f"{given} went back to its run, due were {format_tokens(due)} tokens"
+    if given != due:
+        what = f"{format_tokens(given)} tokens went back to its run, due were {format_tokens(due)}"
+        yield Contradiction(kind, what, tx=tx, batch_id=batch.batch_id)
 
 
 # Sums

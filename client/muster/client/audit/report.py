@@ -294,7 +294,7 @@ def _run_checks(
         work.accepted_records(view, table),
         money.slots(table),
         money.payments(view, table, window_s, doubts),
-        money.voids(view),
+        money.freed(view, table),
         stakes.roles(view, parameters),
         stakes.slashes(view, table, parameters),
         stakes.slash_splits(view, parameters),

@@ -221,6 +221,9 @@ class Ledger(Parties):
             records=("records", records),
             signatures=signatures,
         )
+        rest = posted.units - sum(record.units for record in records)
+        if rest:
+            self._free(posted.run, rest * posted.price)
 
     def _check_signers(self, header: Header, signers: Sequence[str]) -> None:
         last = 0
@@ -260,11 +263,7 @@ class Ledger(Parties):
         need(not self._is_summoned(header.batch), "LedgerInCourt", header.batch)
         batch.is_void = True
         self.emit("BatchVoided", batch_id=header.batch, run_id=header.run)
-        funds = self._funds(header.run)
-        freed = min(header.units * header.price, funds.reserved)
-        funds.reserved -= freed
-        funds.available += freed
-        self.emit("RewardFreed", run_id=header.run, amount=freed)
+        self._free(header.run, header.units * header.price)
 
     def _need_unjudged(self, header: Header, claimed: Submission) -> None:
         self._batch(header)
@@ -428,6 +427,13 @@ class Ledger(Parties):
         funds.available -= amount
         funds.reserved += amount
         self.emit("RewardReserved", run_id=number, amount=amount)
+
+    def _free(self, number: int, amount: int) -> None:
+        funds = self._funds(number)
+        freed = min(amount, funds.reserved)
+        funds.reserved -= freed
+        funds.available += freed
+        self.emit("RewardFreed", run_id=number, amount=freed)
 
     def _unreserve(self, number: int, amount: int) -> None:
         funds = self._funds(number)
