@@ -107,7 +107,13 @@ async def connect(
             or (await await_orchestrator(lambda: api.run_info(settings.run))).policy_sources
         )
         fetcher = await stack.enter_async_context(
-            Fetcher(relays, settings.state_dir / "policies", named=named)
+            Fetcher(
+                relays,
+                settings.state_dir / "policies",
+                named=named,
+                # Its own relays may be anywhere; those that an orchestrator names may not.
+                connects_to=None if settings.relay else api.connects_to,
+            )
         )
         yield Connected(chain, view, run, domain, api, fetcher, tuple(relays))
 

@@ -283,8 +283,8 @@ class Sources:
         async def give(url: str) -> None:
             try:
                 async with asyncio.timeout(self._patience.source_s):
-                    await self._put(url + work, entry.model_dump_json().encode())
-                    await self._put(url + file, data)
+                    await self._put(url, work, entry.model_dump_json().encode())
+                    await self._put(url, file, data)
             except _FAILURES as error:
                 refused[url] = _words(error)
 
@@ -384,8 +384,10 @@ class Sources:
                 return response.status_code, b""
             return 200, await read_body(response, max_bytes)
 
-    async def _put(self, url: str, body: bytes) -> None:
-        async with self._http.stream("PUT", url, content=body) as response:
+    async def _put(self, source: str, path: str, body: bytes) -> None:
+        url = source + path
+        http = self._http if self._may_be_private(source) else self._public
+        async with http.stream("PUT", url, content=body) as response:
             if not 200 <= response.status_code < 300:
                 words = f"answered {response.status_code}{await _code_of(response)}"
                 raise _lied(words, status=response.status_code)

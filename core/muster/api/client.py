@@ -406,12 +406,20 @@ class OrchestratorApi:
             raise _lied(f"the storage is not a place to fetch from: {place[:80]!r}")
         return place
 
-    async def _stored(self, place: str) -> _Answered:
-        """Return what a place has; it is in a private network only if the orchestrator is too."""
+    async def is_inside(self) -> bool:
+        """Return whether the orchestrator is in a private network, as what it names then may be."""
         own = self._http.base_url
         found = await self._hosts.addresses(own.host, own.port or 0)
-        is_inside = bool(found) and not any(map(is_public, found))
-        http = self._http if is_inside else self._public
+        return bool(found) and not any(map(is_public, found))
+
+    async def connects_to(self, host: str, port: int) -> str:
+        """Return the name or address to connect to for a host that the orchestrator names; raises
+        ConnectionError when it is in a private network and the orchestrator is not.
+        """
+        return host if await self.is_inside() else await self._hosts.address(host, port)
+
+    async def _stored(self, place: str) -> _Answered:
+        http = self._http if await self.is_inside() else self._public
         try:
             return await self._send("GET", place, max_bytes=MAX_FILE_BYTES, http=http)
         except ConnectionError as error:

@@ -364,6 +364,14 @@ async def test_storage_is_in_our_network_only_if_the_orchestrator_is() -> None:
     own: list[httpx.Request] = []
     async with client(elsewhere("http://inside.test/a", own), resolver=private) as api:
         assert await api.file(file_hash(b"data")) == b"data"
+        assert await api.connects_to("inside.test", 80) == "inside.test"
+
+
+async def test_relays_that_an_orchestrator_names_are_in_our_network_only_if_it_is() -> None:
+    async with client(answer({})) as api:
+        assert await api.connects_to("storage.test", 80) == "8.8.8.8"
+        with pytest.raises(ConnectionError, match="private network"):
+            await api.connects_to("inside.test", 8545)
 
 
 async def test_storage_that_has_something_else_is_noticed() -> None:

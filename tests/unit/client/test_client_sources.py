@@ -592,6 +592,18 @@ async def test_a_room_is_given_the_proofs_and_then_the_file() -> None:
     assert ours[1].content == FILE
 
 
+async def test_a_room_in_a_private_network_is_given_nothing_unless_it_is_our_own() -> None:
+    internet = Internet(own=says(b"", 201), room=says(b"", 201), inside=says(b"", 201))
+    _, resolver = looks_up(own="10.0.0.7", room="1.1.1.1", inside="10.0.0.7")
+    async with Sources(
+        url("own"), named=url("room", "inside"), transport=internet, patience=QUICK,
+        resolver=resolver,
+    ) as rooms:  # fmt: skip
+        refused = await rooms.deposit(FILE, ENTRY)
+    assert refused == {"http://inside.example": "it leads into a private network"}
+    assert set(internet.asked) == {"own.example", "room.example"}
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [

@@ -46,7 +46,11 @@ async def run_worker(
     with SubmissionJournal(settings.state_dir) as journal:
         async with (
             connect(settings, node, named=journal.open_versions) as connected,
-            Sources(connected.relays) as rooms,
+            Sources(
+                settings.relay,
+                named=connected.relays,
+                allows_private=await connected.api.is_inside(),
+            ) as rooms,
         ):
             # Checked before the model is loaded, which may take minutes.
             view, run = connected.view, settings.run
