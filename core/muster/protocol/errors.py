@@ -19,6 +19,7 @@ MusterError
 │   └── SignatureError                  a signature that is malformed or by the wrong key
 ├── ApiError (RuntimeError)             the orchestrator refused a request; carries status and code
 ├── PolicyUnavailable (RuntimeError)    no relay delivers a version that matches the chain
+│   └── PolicyBroken                    its weights are not finite: nobody can compute with it
 ├── TaskError (ValueError)              a task set or verifier that breaks its contract
 ├── EngineError (RuntimeError)          an inference engine failed: its machine or its policy
 │   ├── SampleUnfit (ValueError)        what it was asked to compute fits no machine's policy
@@ -183,6 +184,10 @@ class ApiError(MusterError, RuntimeError):
 
 class PolicyUnavailable(MusterError, RuntimeError):
     """No relay delivers a policy version whose manifest matches the chain."""
+
+
+class PolicyBroken(PolicyUnavailable):
+    """A published version has weights that are not finite, so that nobody can compute with it."""
 
 
 class TaskError(MusterError, ValueError):

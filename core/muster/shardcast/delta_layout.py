@@ -1,8 +1,9 @@
 """Pairs the bytes of a version's files with the bytes of its parent that they are compared with.
 
-Reads only safetensors headers. A tensor is compared with the parent's tensor of the same name, type
-and size, in any file. All other bytes are compared with the bytes at the same place in the file of
-the same name. A file that is not safetensors is a single such piece.
+Reads only safetensors headers, except to say which weight is not finite. A tensor is compared with
+the parent's tensor of the same name, type and size, in any file. All other bytes are compared with
+the bytes at the same place in the file of the same name. A file that is not safetensors is a single
+such piece.
 """
 
 import json
@@ -11,6 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from muster.protocol.errors import PolicyBroken, StorageError
+from muster.protocol.ids import PolicyVersion
 from muster.shardcast.delta_block import FORMATS
 
 SUFFIXES = {".safetensors", ".peft"}
@@ -145,3 +150,45 @@ def _join(first: Piece, second: Piece) -> Piece | None:
     else:
         continues = second.parent == (first.parent.file, first.parent.offset + first.size)
     return Piece(first.size + second.size, first.dtype, first.parent) if continues else None
+
+
+# Weights that are not finite
+
+_EXPONENTS: dict[str, np.unsignedinteger[Any]] = {
+    "F64": np.uint64(0x7FF0 << 48),
+    "F32": np.uint32(0x7F80 << 16),
+    "BF16": np.uint16(0x7F80),
+    "F16": np.uint16(0x7C00),
+}
+"""Bits of a number's exponent by format: all are set in NaN and infinity, and in no other."""
+_NUMBERS = 1 << 22
+"""Numbers that are looked at together."""
+
+
+def require_finite(folder: Path, version: PolicyVersion) -> None:
+    """Raise PolicyBroken when a weight of a policy folder is not finite. Reads all weights, to find
+    out whether a policy that does not compute, or this machine, is at fault. Raises StorageError
+    when they cannot be read.
+    """
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            named = (each.name for each in read_tensors(path) if not _is_finite(path, each))
+            name = next(named, None)
+        except (OSError, ValueError) as error:
+            raise StorageError(f"cannot read {path}: {error}") from error
+        if name is not None:
+            raise PolicyBroken(
+                f"policy version {version} computes nonsense everywhere: its {name} is not finite",
+                hint="nothing is wrong with this machine: the run's owner has to publish another "
+                "version, which is then used",
+            )
+
+
+def _is_finite(path: Path, stored: Tensor) -> bool:
+    bits = _EXPONENTS.get(stored.dtype)
+    if bits is None or not stored.size:
+        return True
+    count = stored.size // bits.itemsize
+    numbers = np.memmap(path, bits.dtype, "r", stored.offset, (count,))
+    parts = (numbers[start : start + _NUMBERS] for start in range(0, count, _NUMBERS))
+    return not any(bool(((part & bits) == bits).any()) for part in parts)

@@ -73,6 +73,8 @@ def _label(team: Team | None) -> str:
     return label(team.size, team.context) if team else label(1)
 
 
+LATE = "model.layers.0.mlp.up_proj.weight"
+"""A weight that ranks share out."""
 SAVED = (label(1), label(2), label(4), label(4, 2))
 """Ranks whose checkpoints others go on from."""
 
@@ -303,6 +305,19 @@ def _second_step(job: Job) -> tuple[torch.Tensor, torch.Tensor]:
     before = job.flat()
     job.learner.step(Step(2), groups(2, 3))
     return before, job.flat()
+
+
+def breaks(team: Team | None, folder: Path) -> Any:
+    """What is not finite: nothing, a number that only the last rank has, the logits."""
+    job = Job(team, folder)
+    found = [job.learner.fault()]
+    for name, number in ((LATE, float("nan")), ("model.norm.weight", 3e38)):
+        weights = {n: weight.clone() for n, weight in job.shelf.weights(BASE).items()}
+        weights[name][-1 if name == LATE else slice(None)] = number
+        job.learner.load(weights)
+        found.append(job.learner.fault())
+    job.checkpoints.close()
+    return found
 
 
 def idles(team: Team | None, folder: Path) -> Any:

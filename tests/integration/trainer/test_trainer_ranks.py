@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import pytest
 import torch
-from rank_job import IDENTITY, SAVED, VARIANTS, Order, label, variants
+from rank_job import IDENTITY, LATE, SAVED, VARIANTS, Order, label, variants
 from torch import Tensor
 
 from muster.trainer.recover.checkpoint import Checkpoints
@@ -64,7 +64,10 @@ async def _ended(folder: Path, timeout_s: float) -> tuple[list[int], str]:
 def results(ranks: IO[bytes], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The results of one, two and four ranks."""
     folder = tmp_path_factory.mktemp("ranks")
-    plan = [(["gradients", "tunes", *["saves"] * (label(*way) in SAVED)], *way) for way in WAYS]
+    plan = [
+        (["gradients", "tunes", "breaks", *["saves"] * (label(*way) in SAVED)], *way)
+        for way in WAYS
+    ]
     plan[1][0].append("rolls_back")
     plan += [(["resumes"], *way) for way in WAYS if label(*way) in SAVED]
     ranks.write(Order(str(folder), plan).line())
@@ -167,6 +170,11 @@ def test_rollback_to_the_base_model_forgets_what_came_before(results: Path, trai
     for number in range(2):
         assert torch.equal(rolled[number], fresh[number])
     assert not torch.equal(*rolled)
+
+
+@pytest.mark.parametrize("size", LABELS)
+def test_what_is_not_finite_is_found_at_whichever_rank(results: Path, size: str) -> None:
+    assert _load(results, "breaks", size) == [None, LATE, "logits"]
 
 
 @pytest.mark.parametrize("size", SAVED)

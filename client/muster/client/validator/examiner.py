@@ -4,11 +4,16 @@ A claim whose file or policy cannot be had now is not judged: ApiError or Policy
 raised, and the validator tries again. Policies are fetched in the background, so a slow source of
 one version delays no batch of another. Only a file that every source has lacked for
 `file_patience_s` counts as missing, which the check of the file rejects (`check_file`).
+
+When the engine fails, the weights of its policy are looked at. If they are not finite, the policy
+is at fault, not this machine: nobody can have generated with it, so its work is rejected, like
+every sample that cannot be prefilled. Otherwise the policy is loaded anew the next time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,15 +27,29 @@ from muster.client.validator.checks import (
     unreadable,
 )
 from muster.client.validator.decoding import FileDecoder
-from muster.client.validator.judging import Judgement, Rules, bounds_of, say_list_fault, unread
+from muster.client.validator.judging import (
+    Judgement,
+    Rules,
+    bounds_of,
+    say_list_fault,
+    unread,
+    without_prefill,
+)
 from muster.client.validator.soundness import examine_surely, judge_generated, own_trouble
 from muster.inference.engine import set_aside_in
 from muster.lifecycle import ComputeThread
-from muster.protocol.errors import ApiError, EncodingError, PolicyUnavailable
+from muster.protocol.errors import (
+    ApiError,
+    EncodingError,
+    EngineError,
+    PolicyBroken,
+    PolicyUnavailable,
+)
 from muster.protocol.ids import Hash32, PolicyVersion
 from muster.protocol.messages import Ticket
 from muster.protocol.rollouts import Rollout
 from muster.protocol.set_aside import NOTHING, SetAside
+from muster.shardcast.delta_layout import require_finite
 
 if TYPE_CHECKING:
     from muster.client.validator.context import ValidatorContext
@@ -43,6 +62,8 @@ FETCH_REST_S = 10.0
 """Seconds after the start of a fetch that failed before the version is requested again."""
 MOST_FETCHES = 4
 """Most versions that are fetched at the same time."""
+logger = logging.getLogger(__name__)
+
 _LASTINGLY_MISSING = frozenset({404, 410})
 """HTTP statuses that mean a file does not exist."""
 
@@ -150,6 +171,8 @@ class Examiner:
         self.version: PolicyVersion | None = None
         """The policy version that is loaded."""
         self._failing_since = failing_since
+        self.broken: dict[Hash32, PolicyBroken] = {}
+        """Policies whose weights are not finite, by root."""
         self._root: Hash32 | None = None
         self._compute = ComputeThread()
         self._turn = asyncio.Lock()
@@ -186,25 +209,33 @@ class Examiner:
         rows = await read_rows(claim, data, context.rules, context.decoder, listed)
         if isinstance(rows, Judgement):
             return rows, data
-        async with self.holding((submission.policy_version, policy.root)):
-            judged = await self._compute.run(
-                examine_surely,
-                claim,
-                rows,
-                context.rules,
-                context.engine,
-                context.fingerprinted,
-                proofs_first=proofs_first,
-            )
-            return judged, data
+        try:
+            async with self.holding((submission.policy_version, policy.root)):
+                judged = await self._compute.run(
+                    examine_surely,
+                    claim,
+                    rows,
+                    context.rules,
+                    context.engine,
+                    context.fingerprinted,
+                    proofs_first=proofs_first,
+                )
+        except PolicyBroken as error:
+            judged = unread(claim, without_prefill(error))
+        return judged, data
 
     async def judge_own(self, ticket: Ticket) -> FailedCheck | None:
         """Return the failed check of an item that it generates itself, or None; see the module's
-        docstring."""
+        docstring. Raises PolicyBroken when the policy is at fault.
+        """
+        policy = ticket.policy_version, ticket.policy_root
+        rules, engine = self.context.rules, self.context.engine
         with own_trouble():
-            async with self.holding((ticket.policy_version, ticket.policy_root)):
-                rules, engine = self.context.rules, self.context.engine
-                return await self._compute.run(judge_generated, ticket, rules, engine)
+            async with self.holding(policy):
+                finding = await self._compute.run(judge_generated, ticket, rules, engine)
+                if finding is not None:
+                    await self._suspect(policy)
+                return finding
 
     async def file(self, name: Hash32) -> bytes | None:
         """Return a submission's file; None once the orchestrator has lacked it for long enough, and
@@ -232,13 +263,36 @@ class Examiner:
 
     @asynccontextmanager
     async def holding(self, policy: _Policy) -> AsyncIterator[None]:
-        """Hold the engine with a policy version, verified against the root on chain."""
+        """Hold the engine with a policy version, verified against the root on chain. Raises
+        PolicyBroken instead of an EngineError when the policy is at fault.
+        """
         # Fetched before its turn, so that others can use the engine.
         folder = None if self._has(policy) else await self._fetches.folder(policy)
         async with self._turn:
-            if not self._has(policy):
-                await self._load(policy, folder or await self._fetches.folder(policy))
-            yield
+            try:
+                if not self._has(policy):
+                    await self._load(policy, folder or await self._fetches.folder(policy))
+                yield
+            except EngineError:
+                await self._suspect(policy)
+                raise
+
+    async def _suspect(self, policy: _Policy) -> None:
+        """Raise PolicyBroken when a policy's weights are not finite; else have it loaded anew the
+        next time, because memory may be corrupted.
+        """
+        version, root = policy
+        if root in self.broken:
+            raise self.broken[root]
+        try:
+            await self._compute.run(require_finite, await self._fetches.folder(policy), version)
+        except PolicyBroken as error:
+            self.broken[root] = error
+            logger.error("a policy is broken, its work is rejected", extra={"error": str(error)})
+            raise
+        except PolicyUnavailable as error:
+            logger.debug("cannot look at a policy's weights", extra={"error": str(error)})
+        self.version = self._root = None
 
     def _has(self, policy: _Policy) -> bool:
         # An engine in its own process loses its policy when the process dies.

@@ -153,10 +153,10 @@ def examine(
     try:
         replays = replay_rows(rows, engine, rules.recipe, blocks.shares())
     except SampleUnfit as error:
-        return Judgement(_without_prefill(error), units)
+        return Judgement(without_prefill(error), units)
     except ProofError as error:
         logger.error("prefill is no number", extra={"error": str(error)})
-        return Judgement(_without_prefill(error), units, is_nonsense=True)
+        return Judgement(without_prefill(error), units, is_nonsense=True)
     finding = check_proofs(replays, rules.calibration) or check_sampling(replays, rules.calibration)
     if proofs_first and not finding:
         finding = completions()
@@ -238,7 +238,8 @@ class _Blocks:
         ]
 
 
-def _without_prefill(error: MusterError) -> FailedCheck:
+def without_prefill(error: MusterError) -> FailedCheck:
+    """Return the finding about work that the policy cannot recompute; it accuses nobody."""
     return FailedCheck(Verdict.REJECTED, Reason.TOPLOC_MISMATCH, f"cannot be prefilled: {error}")
 
 

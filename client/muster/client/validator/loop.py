@@ -49,6 +49,7 @@ from muster.protocol.errors import (
     ApiError,
     ChainError,
     ConfigError,
+    PolicyBroken,
     PolicyUnavailable,
     ValidatorDisturbed,
 )
@@ -244,30 +245,32 @@ class ValidatorLoop:
         """Return the first known-good item that this validator would not accept, or None; `batch`
         is the one that it is about to judge.
         """
-        version = await self._version_to_test(batch)
-        if version is None:
-            return None
-        ticket = fictitious_ticket(self.context.run, self._address, version)
-        finding = await self.examiner.judge_own(ticket)
-        if finding is not None:
-            return Flaw("generated", version, finding)
-        return await self._flaw_of_accepted(version)
+        while (version := await self._version_to_test(batch)) is not None:
+            ticket = fictitious_ticket(self.context.run, self._address, version)
+            try:
+                finding = await self.examiner.judge_own(ticket)
+            except PolicyBroken:
+                continue  # it says nothing about this machine: another version is tested
+            if finding is not None:
+                return Flaw("generated", version, finding)
+            return await self._flaw_of_accepted(version)
+        return None
 
     async def _version_to_test(self, batch: BatchView) -> PolicyVersion | None:
-        """Return the loaded policy version, or else one that the batch needs.
+        """Return the loaded policy version, or else one that the batch needs, or else the newest;
+        None when all are broken.
 
         A newer version may be unavailable or unusable, which must not delay the batch, and a
         reorganisation of the chain may have taken the loaded one back.
         """
+        known, broken = self.context.run.checkpoints, self.examiner.broken
+        usable = {v for v, each in known.items() if each.manifest_root not in broken}
         loaded = self.examiner.version
-        if loaded in self.context.run.checkpoints:
+        if loaded in usable:
             return loaded
         entries = await self.reader.contents(batch)
-        run = self.context.run
         named = (entry.submission.policy_version for entry in entries)
-        return next(
-            (version for version in named if version in run.checkpoints), run.latest_version
-        )
+        return next((version for version in named if version in usable), max(usable, default=None))
 
     async def _flaw_of_accepted(self, version: PolicyVersion) -> Flaw | None:
         """Judge again the newest submission that this validator accepted under a policy version."""

@@ -67,11 +67,13 @@ from muster.protocol.errors import (
     ContractRevert,
     EngineError,
     MusterError,
+    PolicyBroken,
     TaskError,
 )
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
 from muster.protocol.messages import OutcomeRecord, Reason, Submission, Ticket, Verdict
 from muster.protocol.rollouts import Rollout, decode_rollouts, encode_rollouts
+from muster.shardcast.delta_layout import require_finite
 
 logger = logging.getLogger(__name__)
 
@@ -354,8 +356,12 @@ class WorkerLoop:
         """Keep a policy version loaded, verified against the root on chain.
 
         It is fetched while other loops still use another version. Raises EngineError when its
-        self-check fails; then it is loaded again.
+        self-check fails; then it is loaded again. Raises PolicyBroken when its weights are at
+        fault, and does not load it again.
         """
+        broken = self.context.held.broken
+        if broken is not None and broken[0] == (version, root):
+            raise broken[1]
         folder = None
         if self.context.engine.policy_version is None:
             # An engine in a process of its own that died may fail to open its policy again.
@@ -367,8 +373,21 @@ class WorkerLoop:
         async def load() -> None:
             await self.load(folder or await self._fetched(version, root), version)
 
-        async with self.station.holding((version, root), load):
-            yield
+        try:
+            async with self.station.holding((version, root), load):
+                yield
+        except EngineError:
+            await self._require_finite(version, root)
+            raise
+
+    async def _require_finite(self, version: PolicyVersion, root: Hash32) -> None:
+        """Raise PolicyBroken when it is the policy that does not compute, not this machine."""
+        folder = await self._fetched(version, root)
+        try:
+            await self.compute.run(require_finite, folder, version)
+        except PolicyBroken as error:
+            self.context.held.broken = (version, root), error
+            raise
 
     async def _fetched(self, version: PolicyVersion, root: Hash32) -> Path:
         return await self.context.fetcher.fetch(self.context.run_id, version, root)
