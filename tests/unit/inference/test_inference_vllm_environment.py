@@ -76,10 +76,15 @@ def test_requirements_pin_that_version_and_name_no_host() -> None:
 
 
 def test_process_gets_no_secrets_and_no_packages_of_ours() -> None:
-    ours = {"MUSTER_PASSWORD": "secret", "PYTHONPATH": "/ours", "HOME": "/home"}
+    secrets = {
+        *("MUSTER_PASSWORD", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
+        *("WANDB_API_KEY", "GOOGLE_APPLICATION_CREDENTIALS", "DB_PASSWORD"),
+    }
+    needed = {"HOME": "/home", "CUDA_HOME": "/cuda", "NCCL_DEBUG": "WARN"}
+    ours = dict.fromkeys(secrets, "secret") | {"PYTHONPATH": "/ours"} | needed
     told = process_environment(threads=2, device="cpu", environ=ours)
-    assert told["HOME"] == "/home"
-    assert not {"MUSTER_PASSWORD", "PYTHONPATH"} & set(told)
+    assert {name: told.get(name) for name in needed} == needed
+    assert not {*secrets, "PYTHONPATH"} & set(told)
     assert (told["OMP_NUM_THREADS"], told["VLLM_CPU_OMP_THREADS_BIND"]) == ("2", "nobind")
     assert (told["HF_HUB_OFFLINE"], told["VLLM_NO_USAGE_STATS"]) == ("1", "1")
 

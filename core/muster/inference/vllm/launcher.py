@@ -10,6 +10,7 @@ import contextlib
 import importlib.util
 import logging
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -115,6 +116,10 @@ def require_version(found: str | None) -> None:
         )
 
 
+_SECRET = re.compile("TOKEN|SECRET|PASSWORD|CREDENTIAL|_KEY", re.IGNORECASE)
+"""Part of the name of a variable that vLLM's process does not get: it reads strangers' policies."""
+
+
 def process_environment(
     *, threads: int, device: str, environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
@@ -122,7 +127,9 @@ def process_environment(
     with variables that keep vLLM in one process, quiet, off the network and off busy cores.
     """
     kept = {
-        name: value for name, value in environ.items() if not name.startswith(("MUSTER_", "PYTHON"))
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(("MUSTER_", "PYTHON")) and not _SECRET.search(name)
     }
     return (
         kept
