@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MODULE = ROOT / "core" / "muster" / "chain" / "contracts.py"
 LINE, INDENT, QUOTES = 100, 8, '"""'
 CALLED = {
-    "MusterToken": "allowance approve balanceOf DOMAIN_SEPARATOR faucet nonces totalSupply",
+    "MusterToken": "allowance approve balanceOf faucet nonces totalSupply",
     "StakeVault": "accountOf activeStake deposit insurance insurancePpm reporterCap reporterPpm"
     " requestUnbond unbondingPeriod withdraw",
     "JuryPool": "isJuror join leave requiredStake",
@@ -31,7 +31,7 @@ CALLED = {
     "DisputeCourt": "announce claim collectFee commitVote draw fineAbsentJuror fineSigner"
     " returnBond revealVote settle settleSummoned summon terms",
     "FaultCourt": "proveDoubleOutcome proveDoubleSubmission proveMisrecord",
-    "RewardEscrow": "claim claimPeriod fund fundsOf isPaid reclaim recover",
+    "RewardEscrow": "claim claimPeriod fund isPaid reclaim recover",
 }
 """Functions that Muster's programs call; `test_chain_contracts.py` finds those no longer called."""
 

@@ -334,7 +334,7 @@ class Calls(Duel):
     def _permit(self, owner: str, wei: int) -> Permit:
         token, address = self.stage.token, self.words.address[owner]
         nonce = self.runner.run(token.nonces(address))
-        separator = self.runner.run(token.domain_separator())
+        (separator,) = self.runner.run(self.stage.read("MusterToken", "DOMAIN_SEPARATOR", []))
         return Permit(2**64, *self.words.permit(owner, wei, nonce, separator))
 
     def _consent(self, worker: str, node: str, deadline: int, consents: bool) -> NodeConsent:

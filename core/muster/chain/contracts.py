@@ -15,7 +15,6 @@ from muster.chain.structs import (
     Batch,
     CommittedWork,
     CourtTerms,
-    Funds,
     LeasedWork,
     Member,
     NodeConsent,
@@ -48,11 +47,6 @@ class MusterToken(Contract):
 
     async def balance_of(self, account: Address) -> int:
         """Returns the value of tokens owned by `account`."""
-
-    async def domain_separator(self) -> Hash32:
-        """Returns the domain separator used in the encoding of the signature for `permit`, as
-        defined by `EIP712`.
-        """
 
     async def faucet(self, to: Address, amount: int) -> Receipt:
         """Mints test tokens to `to`. Only on chain id 31337."""
@@ -461,9 +455,6 @@ class RewardEscrow(Contract):
 
     async def fund(self, run_id: RunId, amount: int) -> Receipt:
         """Adds the caller's tokens, which must be approved, to a run's funds. Anyone."""
-
-    async def funds_of(self, run_id: RunId) -> Funds:
-        """Returns a run's money."""
 
     async def is_paid(self, run_id: RunId, worker: Address, step: Step, index: int) -> bool:
         """Returns whether a slot was paid."""

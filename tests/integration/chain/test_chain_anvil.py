@@ -201,7 +201,7 @@ async def test_run_is_read_back_as_created(net: Scenario) -> None:
     admission = await chain.read("RunRegistry", "admissionOf", [net.run_id])
     assert admission == (ORCHESTRATOR.address, True, 1, PRICE)
     assert await chain.runs.latest_version(net.run_id) == 0
-    assert (await chain.escrow.funds_of(net.run_id)).available_wei == 10 * TOKEN
+    assert await ask(chain, "RewardEscrow", "fundsOf", net.run_id) == (10 * TOKEN, 0)
 
 
 async def test_beacon_is_the_hash_of_the_publishing_block(net: Scenario) -> None:
@@ -309,8 +309,8 @@ async def test_work_that_its_run_left_unjudged_is_judged_by_the_network(net: Sce
     run = (await net.view()).runs[net.run_id]
     assert (run.paid_wei, run.reserved_wei) == (1000 * PRICE, 0)
     assert run.court_wei == PARAMETERS.jury_size * PARAMETERS.juror_fee
-    funds = await net.of(OWNER).escrow.funds_of(net.run_id)
-    assert (funds.available_wei, funds.reserved_wei) == (run.available_wei, 0)
+    funds = await ask(net.of(OWNER), "RewardEscrow", "fundsOf", net.run_id)
+    assert funds == (run.available_wei, 0)
 
 
 async def test_quorum_may_say_that_nothing_of_a_batch_can_be_had(net: Scenario) -> None:

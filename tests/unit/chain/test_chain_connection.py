@@ -37,9 +37,8 @@ async def test_view_is_called_at_the_contracts_address() -> None:
 
 
 async def test_earlier_block_is_read_when_asked_for() -> None:
-    node = CallNode(encode(["(uint128,uint128)"], [(1, 2)]))
-    funds = await node.chain().at(17).escrow.funds_of(RunId(1))
-    assert (funds.available_wei, funds.reserved_wei) == (1, 2)
+    node = CallNode(encode(["uint256"], [5]))
+    assert await node.chain().at(17).vault.active_stake(RunId(1), address(1)) == 5
     assert node.asked[0][1] == "0x11"
 
 
