@@ -140,6 +140,7 @@ _EXTRAS_OF_EXTRAS = ("demo", "dev")
 REFUSED, LATER, STOPPED = 1, 3, 130
 """Exit codes, see docs/reference/exit-codes.md; wrong usage is click's 2."""
 _LATER = (ChainUnreachable, NotYet, PolicyUnavailable, StorageFailed, TransactionLost)
+_PR_SET_DUMPABLE = 4
 COMPLETION_VARIABLE = "_MUSTER_COMPLETE"
 """Environment variable that the shell sets to request completions."""
 COLLECT_AFTER = (5_000, 10, 10)
@@ -260,6 +261,7 @@ def exit_code(error: MusterError) -> int:
 
 def main(command: click.Command | None = None) -> None:
     """Run a command line; a MusterError becomes `error:` and `hint:` lines and an exit code."""
+    _hide_memory()
     # Objects that existed at the fork are permanent; the collector need not scan them.
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)
@@ -283,6 +285,16 @@ def main(command: click.Command | None = None) -> None:
     except OSError as error:
         shown = f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
         _fail(shown, _os_hint(error), LATER if is_disk_failure(error) else REFUSED)
+
+
+def _hide_memory() -> None:
+    """Hide this process's memory and environment, with passwords and keys, from other processes of
+    its user: those that it starts read what strangers made. Only on Linux.
+    """
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def extra_of(module: str) -> str:

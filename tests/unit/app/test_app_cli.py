@@ -1,5 +1,6 @@
 """The muster command: quick help, and one-line errors."""
 
+import ctypes
 import errno
 import json
 import os
@@ -42,6 +43,41 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
     loaded = json.loads(done.stdout.splitlines()[-1])
     assert not set(HEAVY) & {name.split(".")[0] for name in loaded}
     assert min(times) < 0.4
+
+
+READS_PARENT = "import os; print('secret' in open(f'/proc/{os.getppid()}/environ').read())"
+STARTS_CHILD = f"""
+import subprocess, sys, click
+from muster.app.cli import main
+sys.argv[1:] = []
+child = [sys.executable, "-c", {READS_PARENT!r}]
+command = click.Command("it", callback=lambda: subprocess.run(child) and None)
+"""
+
+
+def _as_an_ordinary_user() -> None:
+    """Give up the capabilities with which root reads every process: ptrace, admin, perfmon."""
+    for capability in (19, 21, 38):
+        ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such protection")
+@pytest.mark.parametrize(
+    ("call", "printed", "error"),
+    [("main(command)", "", "PermissionError"), ("command.callback()", "True\n", "")],
+)
+def test_a_command_is_hidden_from_processes_that_it_starts(
+    call: str, printed: str, error: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STARTS_CHILD + call],
+        env={**os.environ, "MUSTER_PASSWORD": "secret"},
+        preexec_fn=_as_an_ordinary_user,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert (done.stdout, error in done.stderr) == (printed, True)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
