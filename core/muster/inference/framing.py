@@ -22,7 +22,7 @@ from muster.inference import policy_files
 from muster.inference.prompts import encode_prompt
 from muster.protocol.documents import first_fault
 from muster.protocol.encoding import hex0x, keccak
-from muster.protocol.errors import ConfigError
+from muster.protocol.errors import ConfigError, EngineError
 from muster.protocol.prompts import Part
 from muster.protocol.recipe import ChatFrame, PromptRecipe, Recipe
 from muster.tasks.children import Child, ChildSilent
@@ -65,6 +65,8 @@ def read_tokenizer(folder: Path) -> Any:
     """Return a model's tokenizer; raises ConfigError."""
     try:
         return policy_files.read_tokenizer(folder)
+    except EngineError as error:
+        raise ConfigError(str(error), hint=error.hint) from error
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"the tokenizer of {folder} does not load: {error}") from error
 

@@ -7,6 +7,7 @@ from the folder, never uses the network.
 
 import hashlib
 import inspect
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -16,7 +17,12 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+)
 from transformers.models.auto.configuration_auto import AutoConfig
 from transformers.utils import logging as transformers_logging
 
@@ -27,6 +33,11 @@ from muster.protocol.set_aside import FILE_NAME
 # built at the same time would miss tied weights.
 _BUILDING = threading.Lock()
 _WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".peft")
+_OTHER_READING = re.compile(
+    r"adapter_(config|model)\..*|tekken\.json|tokenizer\.model\.v.*|params\.json|consolidated.*"
+)
+"""Files from which peft, mistral-common or vLLM would load another model or tokenizer than programs
+without them."""
 
 
 @dataclass(slots=True)
@@ -60,6 +71,7 @@ def load_folder(folder: Path, *, dtype: torch.dtype, device: str) -> LoadedPolic
     """
     transformers_logging.disable_progress_bar()
     needs = "it needs config.json, *.safetensors and the tokenizer's files"
+    require_one_reading(folder)
     with as_engine_error(f"policy folder {folder} does not load", needs):
         with _BUILDING:
             model, report = AutoModelForCausalLM.from_pretrained(
@@ -85,8 +97,38 @@ def read_config(folder: Path) -> Any:
 
 
 def read_tokenizer(folder: Path) -> Any:
-    """Return a folder's tokenizer; raises whatever transformers raises."""
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    """Return the tokenizer of a folder's tokenizer.json; raises EngineError where others could read
+    another one from the folder, else whatever transformers raises.
+    """
+    require_one_reading(folder)
+    tokenizer = AutoTokenizer.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False, mistral_format=False
+    )
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise EngineError(
+            f"the tokenizer of {folder} is a {type(tokenizer).__name__}, which does not read "
+            "tokenizer.json",
+            hint="save the model with a fast tokenizer of transformers",
+        )
+    return tokenizer
+
+
+def require_one_reading(folder: Path) -> None:
+    """Raise EngineError unless every program loads the same model and tokenizer from a folder,
+    whatever else is installed: else honest work would look forged.
+    """
+    if not (folder / "tokenizer.json").is_file():
+        raise EngineError(
+            f"policy folder {folder} does not load: it has no tokenizer.json",
+            hint="save the model with a fast tokenizer of transformers",
+        )
+    others = sorted(p.name for p in folder.iterdir() if _OTHER_READING.fullmatch(p.name))
+    if others:
+        raise EngineError(
+            f"policy folder {folder} holds {', '.join(others[:3])}: with some packages installed, "
+            "programs would load another model from it",
+            hint="the run's owner must publish it without them; merge an adapter into the weights",
+        )
 
 
 def fingerprint(folder: Path) -> dict[str, str]:

@@ -22,7 +22,7 @@ from muster.inference.engine import (
     set_aside_in,
 )
 from muster.inference.examining import Recomputed
-from muster.inference.policy_files import require_supported
+from muster.inference.policy_files import read_tokenizer, require_supported
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.errors import EngineError, ProofError, SampleUnfit
 from muster.protocol.ids import PolicyVersion
@@ -218,6 +218,41 @@ def test_settings_that_libraries_dislike_are_refused(
     with pytest.raises(EngineError, match=r"does not load|is unusable"):
         engine.load_policy(folder, PolicyVersion(0))
     assert engine.policy_version is None
+
+
+OTHER_READINGS = [
+    "adapter_config.json",
+    "adapter_model.safetensors",
+    "tekken.json",
+    "tokenizer.model.v3",
+    "params.json",
+    "consolidated.safetensors",
+]
+
+
+@pytest.mark.parametrize("name", OTHER_READINGS)
+def test_folder_that_packages_would_load_otherwise_is_refused(
+    policy_folder: Path, tmp_path: Path, name: str
+) -> None:
+    folder = shutil.copytree(policy_folder, tmp_path / "two models")
+    (folder / f"about-{name}.md").write_text("a file that no package reads")
+    TransformersEngine().load_policy(folder, PolicyVersion(0))
+    (folder / name).write_text("{}")
+    with pytest.raises(EngineError, match=f"holds {name}"):
+        TransformersEngine().load_policy(folder, PolicyVersion(0))
+    with pytest.raises(EngineError, match=f"holds {name}"):
+        read_tokenizer(folder)
+
+
+def test_adapter_beside_the_weights_changes_no_engine(policy_folder: Path, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    model = AutoModelForCausalLM.from_pretrained(policy_folder)
+    folder = shutil.copytree(policy_folder, tmp_path / "adapted")
+    peft.get_peft_model(model, peft.LoraConfig(target_modules="all-linear")).save_pretrained(folder)
+    # What transformers does by itself where peft is installed.
+    assert AutoModelForCausalLM.from_pretrained(folder)._hf_peft_config_loaded
+    with pytest.raises(EngineError, match=r"holds adapter_config\.json"):
+        TransformersEngine().load_policy(folder, PolicyVersion(0))
 
 
 def test_missing_folder_is_refused(tmp_path: Path) -> None:

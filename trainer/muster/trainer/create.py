@@ -194,13 +194,17 @@ async def _require_tokens(plan: RunPlan, chain: Chain, owner: Address) -> None:
 
 
 def model_files(folder: Path) -> dict[str, Path]:
-    """Return the files of a base model; raises StorageError when no worker could load them."""
+    """Return the files of a base model; raises StorageError or EngineError when workers could not
+    load them, or not all alike."""
+    from muster.inference.policy_files import require_one_reading
+
     files = policy_files(folder)
     if TOKENIZER_FILE not in files:
         raise StorageError(
             f"{folder} has no {TOKENIZER_FILE}: workers could not read a prompt",
             hint="add the model's tokenizer: tokenizer.save_pretrained(folder) writes it",
         )
+    require_one_reading(folder)
     return files
 
 

@@ -26,7 +26,7 @@ from muster.client.model import manifest_in
 from muster.client.sources import Signer, Sources
 from muster.inference.prompts import after_last, encode_prompt
 from muster.protocol.encoding import file_hash, hex0x
-from muster.protocol.errors import ConfigError, EncodingError
+from muster.protocol.errors import ConfigError, EncodingError, EngineError
 from muster.protocol.ids import Address, Hash32, RunId
 from muster.protocol.messages import OutcomeRecord
 from muster.protocol.prompts import Part
@@ -127,26 +127,16 @@ class Texts:
 
     def __init__(self, folder: Path) -> None:
         """`folder` is a policy's; its weights are not read. Raises ConfigError."""
-        from transformers import AutoConfig, AutoTokenizer, GenerationConfig
-
-        from muster.inference.policy_files import eos_token_ids
+        from muster.inference.policy_files import declared_ends, read_config, read_tokenizer
 
         try:
-            tokenizer = AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
-            config = AutoConfig.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
-        except (OSError, ValueError, KeyError) as error:
+            tokenizer = read_tokenizer(folder)
+            eos = declared_ends(folder, read_config(folder), tokenizer)
+        except (EngineError, OSError, ValueError, KeyError) as error:
             raise ConfigError(
                 f"{folder} has no tokenizer that loads: {error}",
                 hint="`muster model fetch --run N --out DIR` brings one",
             ) from error
-        generation = None
-        if (folder / "generation_config.json").is_file():
-            generation = GenerationConfig.from_pretrained(folder)
-        eos = eos_token_ids(config.get_text_config(), generation, tokenizer)
         self._eos = np.array(sorted(eos), np.int32)
         self._fast = getattr(tokenizer, "backend_tokenizer", None)
         self._tokenizer = tokenizer
