@@ -288,9 +288,11 @@ class Fetcher:
                 "delta was of no use",
                 extra={"policy_version": manifest.version, "cause": str(error)},
             )
+            # A version that carries no files needs the rest of its delta later.
+            if manifest.kind == FULL or isinstance(error, DeltaError):
+                await in_thread(discard, delta.path)
             return False
-        finally:
-            await in_thread(discard, delta.path)
+        await in_thread(discard, delta.path)
         return True
 
     async def _write(

@@ -23,16 +23,21 @@ ANCHOR_EVERY = 4
 FLOATS = 100_000
 
 
+def model(weights: bytes | bytearray) -> dict[str, bytes]:
+    """A model of one tensor of bfloat16."""
+    entry = {"dtype": "BF16", "shape": [len(weights) // 2], "data_offsets": [0, len(weights)]}
+    header = json.dumps({"w": entry}).encode()
+    head = len(header).to_bytes(8, "little") + header
+    return {"config.json": b"{}", "model.safetensors": head + weights}
+
+
 def trained(versions: int) -> list[dict[str, bytes]]:
     """A model's versions, each with one bfloat16 weight in fifty moved by one step."""
     rng = Random(1)
     weights = bytearray(0x3C10.to_bytes(2, "little") * FLOATS)
-    entry = {"dtype": "BF16", "shape": [FLOATS], "data_offsets": [0, 2 * FLOATS]}
-    header = json.dumps({"w": entry}).encode()
-    head = len(header).to_bytes(8, "little") + header
     made = []
     for _ in range(versions):
-        made.append({"config.json": b"{}", "model.safetensors": head + weights})
+        made.append(model(weights))
         for i in rng.sample(range(FLOATS), FLOATS // 50):
             weights[2 * i] = (weights[2 * i] + 1) % 256
     return made
@@ -206,6 +211,37 @@ async def test_interrupted_delta_goes_on_from_what_is_held(network: Network) -> 
         assert await network.fetch(client, 1) == VERSIONS[1]
         assert relay.chunks_asked == before
         assert not held.exists()
+
+
+async def test_cancelled_delta_goes_on_from_what_had_arrived(network: Network) -> None:
+    before, made = (
+        model(b"".join(bytes((0x10 + (b & 1), 0x3C)) for b in Random(seed).randbytes(4 * FLOATS)))
+        for seed in (1, 2)
+    )
+    network.publish(0, before, anchor_every=ANCHOR_EVERY)
+    manifest = network.publish(1, made, anchor_every=ANCHOR_EVERY)
+    chunks = {f"/v1/chunks/{span.digest.hex()}" for span in manifest.delta_spans()}
+    assert len(chunks) > 1
+    is_asked = asyncio.Event()
+
+    async def hangs(path: str, answer: bytes | None) -> bytes | None:
+        if chunks <= set(relay.asked):
+            is_asked.set()
+            await asyncio.Event().wait()
+        return answer
+
+    relay = TwistedRelay(network.origin, hangs)
+    async with relay.listening() as url, network.fetcher(url, parallel=1) as client:
+        assert await network.fetch(client, 0) == before
+        fetching = asyncio.create_task(network.fetch(client, 1))
+        async with asyncio.timeout(180):
+            await is_asked.wait()
+        fetching.cancel()
+        await asyncio.gather(fetching, return_exceptions=True)
+        relay.twist, relay.asked = honest, []
+        assert await network.fetch(client, 1) == made
+        assert relay.chunks_asked == 1
+    assert not (network.folder / "client/1/.v1.delta").exists()
 
 
 def only_its_delta(manifest: Manifest, **changes: Any) -> Manifest:
