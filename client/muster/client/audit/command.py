@@ -57,7 +57,7 @@ from muster.client.cli.options import (
     open_keystore,
     together,
 )
-from muster.client.cli.printing import print_json
+from muster.client.cli.printing import print_json, printable
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import PolicyVersion, RunId
 from muster.settings import urls_of
@@ -275,7 +275,7 @@ def _rerun(
     engine = engine_of(options)
 
     def show(done: int, of: int, line: str) -> None:
-        click.echo(f"{done}/{of} {line}", err=True)
+        click.echo(printable(f"{done}/{of} {line}"), err=True)
 
     return asyncio.run(rerun_verdicts(history, run_id, rows, copies, engine, progress=show))
 
@@ -306,7 +306,7 @@ def dump_command(file: Path, as_json: bool, **options: Any) -> None:
         print_json(found)
     else:
         for check in checks:
-            click.echo(f"{check.word:4} {check.name}: {check.detail}")
+            click.echo(printable(f"{check.word:4} {check.name}: {check.detail}"))
         click.echo(f"wrote {file}: {found['blocks']} blocks up to block {history.head.number}")
     if not all(check.passed for check in checks):
         sys.exit(1)
@@ -395,7 +395,8 @@ def _show(found: dict[str, Any], show: Callable[[dict[str, Any]], None], *, as_j
     else:
         show(found)
         for each in contradictions:
-            click.echo(f"FAIL {each['kind']}: {each['detail']} (the rule: {each['rule']})")
+            line = f"FAIL {each['kind']}: {each['detail']} (the rule: {each['rule']})"
+            click.echo(printable(line))
         click.echo(f"{len(contradictions) or 'no'} contradictions")
     if contradictions:
         sys.exit(1)

@@ -274,7 +274,7 @@ def print_lineage(found: PolicyLineage, *, knows_recipe: bool) -> None:
         "equal, and more: the trainer's metrics.jsonl says which."
     )
     for each in found.contradictions:
-        click.echo(f"FAIL {each.kind}: {each}")
+        click.echo(printable(f"FAIL {each.kind}: {each}"))
     click.echo(f"{len(found.contradictions) or 'no'} contradictions")
 
 

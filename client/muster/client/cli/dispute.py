@@ -30,7 +30,7 @@ from muster.client.cli.options import (
     orchestrator_option,
     relay_option,
 )
-from muster.client.cli.printing import print_json, print_table
+from muster.client.cli.printing import print_json, print_table, printable
 from muster.client.disputes.cases import (
     CASE_COLUMNS,
     describe_cases,
@@ -218,7 +218,9 @@ async def _file(sources: Sources, entry: BatchEntry, path: Path | None) -> bytes
     try:
         return await sources.file(entry.submission.file_hash)
     except ApiError as error:
-        click.echo(f"{error}: give the file with --file, or jurors may not see it", err=True)
+        click.echo(
+            printable(f"{error}: give the file with --file, or jurors may not see it"), err=True
+        )
         return None
 
 

@@ -29,7 +29,7 @@ def print_result(value: Any, as_json: bool, facts: Mapping[str, Any] | str | Non
     if as_json:
         print_json(value)
     elif isinstance(facts, str):
-        click.echo(facts)
+        click.echo(printable(facts))
     else:
         print_facts(value if facts is None else facts)
 

@@ -23,7 +23,7 @@ from muster.client.cli.options import (
     orchestrator_option,
     run_option,
 )
-from muster.client.cli.printing import print_json, print_result
+from muster.client.cli.printing import print_json, print_result, printable
 from muster.client.preflight import require_cold, require_gas, require_worker
 from muster.client.quantities import format_time, format_tokens, parse_tokens
 from muster.client.stake import (
@@ -140,7 +140,7 @@ async def ticket_units(api: OrchestratorApi, recipe_hash: Hash32) -> int | None:
     try:
         recipe = Recipe.from_bytes(await api.document(recipe_hash))
     except (ApiError, EncodingError) as error:
-        click.echo(f"note    the orchestrator shows no recipe: {error}", err=True)
+        click.echo(printable(f"note    the orchestrator shows no recipe: {error}"), err=True)
         return None
     return recipe.sampling.max_units
 

@@ -163,7 +163,7 @@ def _show_prompts(
         }
     )
     for each in shown:
-        click.echo(f"\n{each['problem']}, {len(each['tokens'])} tokens")
+        click.echo(printable(f"\n{each['problem']}, {len(each['tokens'])} tokens"))
         click.echo("\n".join(f"  {printable(line)}" for line in each["text"].splitlines()))
 
 
@@ -370,7 +370,7 @@ def admission_json(found: Admission) -> dict[str, Any]:
 
 def _print_admission(found: Admission) -> None:
     kinds = ", ".join(f"{count:,} {name}" for name, count in found.task_types.most_common())
-    click.echo(f"{found.problems:,} problems: {kinds}")
+    click.echo(printable(f"{found.problems:,} problems: {kinds}"))
     click.echo(
         f"{found.tried:,} tried by {found.gradings:,} gradings, {found.hacks:,} known hacks; "
         f"{found.without_gold:,} have no known right answer"

@@ -17,6 +17,7 @@ from trie import HexaryTrie
 
 from muster import chain
 from muster.client.audit import money, work
+from muster.client.audit.command import _show
 from muster.client.audit.contradictions import MAX_LISTED, Contradiction, Kind, summarise
 from muster.client.audit.dump import DumpedBlock, DumpEnd, DumpReader, write_dump
 from muster.client.audit.evidence import EvidenceFolders
@@ -521,6 +522,13 @@ def test_a_contradiction_says_where_it_is() -> None:
     found = Contradiction(Kind.SLOT_TWICE, "twice", "0xt", 5, 3, 1)
     assert str(found) == "twice (batch 3, position 1, block 5, 0xt)"
     assert str(Contradiction(Kind.LINEAGE, "no place")) == "no place"
+
+
+def test_a_contradiction_does_not_drive_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    said = {"kind": "slot-twice", "detail": "of \x1b[2J", "rule": "one"}
+    with pytest.raises(SystemExit):
+        _show({"contradictions": [said]}, lambda _: None, as_json=False)
+    assert "FAIL slot-twice: of \ufffd[2J (the rule: one)" in capsys.readouterr().out
 
 
 # The ledger

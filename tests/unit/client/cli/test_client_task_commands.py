@@ -18,6 +18,19 @@ from muster.tasks.document import LineProof
 from muster.tasks.toys import make_sort
 
 TASKS = make_sort(30, seed=0)
+CHAT = """
+name = "chat"
+[sampling]
+problems_per_submission = 1
+samples_per_problem = 2
+temperature = 1.0
+max_new_tokens = 8
+[training]
+submissions_per_step = 1
+[prompt]
+form = "chat"
+thinking = "off"
+"""
 
 
 @pytest.fixture
@@ -63,11 +76,7 @@ def test_show_proves_a_problem(file: Path) -> None:
 
 def test_show_prints_prompts_as_a_model_reads_them(file: Path, tmp_path: Path) -> None:
     build_chat_model(tmp_path / "model", make_word_tokenizer())
-    (tmp_path / "recipe.toml").write_text(
-        'name = "chat"\n[sampling]\nproblems_per_submission = 1\nsamples_per_problem = 2\n'
-        "temperature = 1.0\nmax_new_tokens = 8\n[training]\nsubmissions_per_step = 1\n"
-        '[prompt]\nform = "chat"\nthinking = "off"\n'
-    )
+    (tmp_path / "recipe.toml").write_text(CHAT)
     asked = ("--recipe", tmp_path / "recipe.toml", "--model", tmp_path / "model")
     found = answer("show", file, TASKS[3].problem_id, *asked)
     (shown,) = found["problems"]
@@ -80,6 +89,18 @@ def test_show_prints_prompts_as_a_model_reads_them(file: Path, tmp_path: Path) -
     printed = run("show", file, "--rows", 2, *asked).stdout
     assert f"  {TASKS[1].prompt}<|im_end|>" in printed
     assert isinstance(run("show", file, *asked[:2]).exception, ConfigError)
+
+
+def test_a_strangers_set_does_not_drive_the_terminal(tmp_path: Path) -> None:
+    build_chat_model(tmp_path / "model", make_word_tokenizer())
+    (tmp_path / "recipe.toml").write_text(CHAT)
+    evil = TASKS[0].model_copy(update={"problem_id": "id\x1b[2J", "task_type": "type\x1b[2J"})
+    TaskSet.of("evil", "1", [evil]).write(tmp_path / "evil")
+    asked = ("--recipe", tmp_path / "recipe.toml", "--model", tmp_path / "model")
+    for words in (("show", tmp_path / "evil", *asked), ("check", tmp_path / "evil")):
+        shown = run(*words).stdout
+        assert "\ufffd[2J" in shown
+        assert "\x1b" not in shown
 
 
 def test_show_refuses_what_is_not_there(file: Path) -> None:
