@@ -1,6 +1,7 @@
 """Sites that train one policy apart: the outer step, the exchange, losses and new arrivals."""
 
 import json
+import math
 import shutil
 import threading
 import time
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from muster.lifecycle import free_port
 from muster.protocol.encoding import keccak
+from muster.protocol.errors import TrainingCollapsed
 from muster.protocol.ids import PolicyVersion, RunId, Step
 from muster.trainer.publish.policies import PolicyShelf
 from muster.trainer.recover.checkpoint import Checkpoints, Identity, TrainerState
@@ -42,6 +44,7 @@ from muster.trainer.sites.site_learner import (
     byte_size,
     joined,
     mean_of,
+    mean_over_sites,
     quantised,
     restored,
     split,
@@ -124,6 +127,9 @@ class Toy:
         self.momentum = 0.5 * self.momentum + sum(map(float, groups))
         self.w = self.w - 0.1 * self.momentum
         return None
+
+    def fault(self) -> str | None:
+        return None if bool(self.w.isfinite().all()) else "w"
 
     def weights(self) -> dict[str, Tensor]:
         return {"w": self.w}
@@ -265,6 +271,81 @@ def test_step_is_taken_again_without_a_site_that_died(start: Start) -> None:
     _together(lambda: [zero.step(n, [1.0, 2.0, 3.0]) for n in (1, 2)], dying)
     assert zero.toy.taken == [(1, [1.0, 3.0]), (2, [1.0, 3.0]), (2, [1.0, 2.0, 3.0])]
     assert zero.learner.members == [0]
+
+
+# ------------------------------------------------------------------ a site that is not finite
+
+
+def _breaks_once(toy: Toy, at: int, value: float) -> None:
+    """Let a weight be `value` after the first inner step `at`."""
+    takes = toy.step
+
+    def step(step: Step, groups: Sequence[Any]) -> None:
+        is_first = all(taken != at for taken, _ in toy.taken)
+        takes(step, groups)
+        if step == at and is_first:
+            toy.w[7] = value
+
+    toy.step = step  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_site_that_is_not_finite_leaves_and_the_others_go_on(start: Start, value: float) -> None:
+    zero, one = _sites(start)
+    _breaks_once(one.toy, 2, value)
+
+    def breaks() -> None:
+        one.learner.join()
+        one.step(1, [1.0, 2.0, 3.0])
+        with pytest.raises(TrainingCollapsed, match=r"site 1 left step 2: .* not finite \(w\)"):
+            one.step(2, [1.0, 2.0, 3.0])
+
+    _together(lambda: [zero.step(n, [1.0, 2.0, 3.0]) for n in (1, 2)], breaks)
+    assert zero.toy.taken == [(1, [1.0, 3.0]), (2, [1.0, 3.0]), (2, [1.0, 2.0, 3.0])]
+    assert zero.learner.members == [0]
+    assert bool(zero.toy.w.isfinite().all())
+
+
+def test_movement_that_is_not_finite_is_not_averaged(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A site may break after it looked at its weights."""
+    zero, one = _sites(start)
+    _breaks_once(one.toy, 1, math.nan)
+    one.toy.fault = lambda: None  # type: ignore[method-assign]
+    _together(
+        lambda: zero.step(1, [1.0, 2.0]), lambda: [one.learner.join(), one.step(1, [1.0, 2.0])]
+    )
+    assert zero.learner.members == [0, 1]
+    assert torch.equal(zero.toy.w, one.toy.w)
+    assert bool(zero.toy.w.isfinite().all())
+    said = [each.__dict__["error"] for each in caplog.records if each.msg == "exchange failed"]
+    assert "site 1 sent numbers that are not finite" in said
+
+
+@pytest.mark.parametrize("scale", [math.nan, math.inf, torch.finfo(torch.float32).max])
+@pytest.mark.parametrize("broken", ["movement", "mean"])
+def test_numbers_that_are_not_finite_are_their_sender_s(broken: str, scale: float) -> None:
+    line, zero, one = _ends()
+    sound = quantised(torch.ones(BLOCK))
+    for kind in ("movement", "mean"):
+        data = sound.clone()
+        if kind == broken:
+            data[BLOCK:].view(torch.float32)[0] = scale
+        one.start_send(data, 0)
+    # Site 1's messages are read from one end of the line, those of site 0 go to another.
+    line.send = lambda *_: line  # type: ignore[method-assign]
+    with pytest.raises(SiteLost, match="site 1 sent numbers that are not finite"):
+        mean_over_sites(zero, torch.ones(2 * BLOCK))
+
+
+def test_numbers_of_a_sound_site_are_averaged() -> None:
+    line, zero, one = _ends()
+    for _ in range(2):
+        one.start_send(quantised(torch.full([BLOCK], 3.0)), 0)
+    line.send = lambda *_: line  # type: ignore[method-assign]
+    mean = mean_over_sites(zero, torch.ones(2 * BLOCK)).vector()
+    torch.testing.assert_close(mean, torch.tensor([2.0, 3.0]).repeat_interleave(BLOCK))
 
 
 # ----------------------------------------------------------------------- rounds that do not begin

@@ -3,7 +3,8 @@
 A training step at a site, `SiteLearner.step`:
 
   1. meet      fix the sites that take part; a site that joins receives site 0's state
-  2. train     take inner AdamW steps on the site's own share of the step's groups
+  2. train     take inner AdamW steps on the site's own share of the step's groups; a site whose
+               policy is then not finite ends, before it sends anything
   3. exchange  average the movements of all sites, sent as int8; each number is sent twice
   4. agree     the step counts only if every site has the whole mean; else it is taken again from 1,
                without the sites that are gone, so no accepted file is lost
@@ -44,6 +45,7 @@ from safetensors.torch import load as from_bytes, save as to_bytes
 from torch import Tensor
 
 from muster.protocol.encoding import hex0x
+from muster.protocol.errors import TrainingCollapsed
 from muster.protocol.ids import PolicyVersion, Step, to_hash32
 from muster.protocol.rollouts import Rollout
 from muster.trainer.learn.learner import Learner
@@ -109,13 +111,17 @@ class SiteLearner:
         self._come_to(self._round, version)
 
     def step(self, step: Step, groups: Sequence[Sequence[Rollout]]) -> StepFigures:
-        """Take a training step together with all sites that are present."""
+        """Take a training step together with all sites that are present.
+
+        Raises TrainingCollapsed when this site's own steps made a policy that is not finite.
+        """
         before = _on_host(self._inner.state())
         weights = below(before, "model.")
         while True:
             round_ = self._begin()
             place, count = round_.rank, len(round_.members)
             figures = self._inner.step(step, groups[place::count])
+            self._require_finite(round_, step)
             mean = self._exchange(round_, self._movement(weights, parts=count))
             self.outer_bytes += round_.sent_bytes
             if self._meeting.agree(round_, has_all=mean is not None) and mean is not None:
@@ -284,6 +290,25 @@ class SiteLearner:
             hasher.update(b"\0")
         return hasher.hexdigest()
 
+    # 2. train
+
+    def _require_finite(self, round_: Round, step: Step) -> None:
+        """Leave the run when this site's policy is not finite: the mean would be so at all
+        sites."""
+        fault = self._inner.fault()
+        if fault is None:
+            return
+        # Without connections the exchange ends, and without heartbeats this site counts as dead.
+        round_.close()
+        self._meeting.close()
+        site = round_.members[round_.rank]
+        raise TrainingCollapsed(
+            f"site {site} left step {step}: its own policy is not finite ({fault})",
+            hint="it sent nothing of this step. If the other sites go on, look for a fault of "
+            "this machine, then start the site again; if all sites say the same, start "
+            f"a new run from version {step - 1} with a smaller learning rate",
+        )
+
     # 3. exchange
 
     def _movement(self, weights: Mapping[str, Tensor], *, parts: int) -> Tensor:
@@ -315,7 +340,7 @@ def mean_over_sites(round_: Round, own_P: Tensor) -> Mean:
     """Return the mean of all members' vectors, the same bytes at each member.
 
     Each member averages one part of the vector: it receives that part from all members as int8 and
-    returns the mean as int8. Raises SiteLost when a member is lost.
+    returns the mean as int8. Raises SiteLost when a member is lost, or sends what is not finite.
     """
     count, me = len(round_.members), round_.rank
     parts = own_P.chunk(count)
@@ -323,18 +348,29 @@ def mean_over_sites(round_: Round, own_P: Tensor) -> Mean:
     others = [i for i in range(count) if i != me]
     with lost_site("the sites' movements"):
         sending = [round_.start_send(quantised(parts[i]), i) for i in others]
-        received = {i: restored(round_.receive(size, i)) for i in others}
+        received = {i: restored(_receive(round_, size, i)) for i in others}
         for wait in sending:
             wait()
     received[me] = restored(quantised(parts[me]))
     mine = quantised(mean_of([received[i] for i in range(count)]))
     with lost_site("the sites' means"):
         sending = [round_.start_send(mine, i) for i in others]
-        means = {i: round_.receive(size, i) for i in others}
+        means = {i: _receive(round_, size, i) for i in others}
         for wait in sending:
             wait()
     means[me] = mine
     return Mean([means[i] for i in range(count)])
+
+
+def _receive(round_: Round, size: int, sender: int) -> Tensor:
+    """Return the bytes of `quantised` from a member; raises SiteLost when they are not finite."""
+    data = round_.receive(size, sender)
+    if not bool((_scales(data) * LARGEST).isfinite().all()):
+        raise SiteLost(
+            f"site {round_.members[sender]} sent numbers that are not finite",
+            hint="stop that site and look for a fault of its machine",
+        )
+    return data
 
 
 def _is_outer(name: str) -> bool:
@@ -392,10 +428,15 @@ def quantised(values_P: Tensor) -> Tensor:
 
 def restored(data: Tensor) -> Tensor:
     """Return the numbers [P] from the bytes of `quantised`."""
-    blocks = len(data) // (BLOCK + 4)
-    codes_KB = data[: blocks * BLOCK].view(torch.int8).view(blocks, BLOCK)
-    scale_K = data[blocks * BLOCK :].clone().view(torch.float32)
+    scale_K = _scales(data)
+    codes_KB = data[: len(scale_K) * BLOCK].view(torch.int8).view(-1, BLOCK)
     return codes_KB.float().mul_(scale_K[:, None]).flatten()
+
+
+def _scales(data: Tensor) -> Tensor:
+    """Return the scales [K] in the bytes of `quantised`."""
+    blocks = len(data) // (BLOCK + 4)
+    return data[blocks * BLOCK :].clone().view(torch.float32)
 
 
 def byte_size(numbers: int) -> int:
