@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from trainer_fakes import KEY, Feed, make_recipe
 
+from muster.chain import StreamItem
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
@@ -130,6 +131,21 @@ def test_ledger_derives_a_record_s_seed_from_the_chain() -> None:
     assert ledger.seed_of(replace(record, policy_version=PolicyVersion(4))) is None
     assert ledger.seed_of(replace(record, worker_id=2)) is None
     assert ledger.seed_of(replace(record, worker_id=3)) is None
+
+
+@pytest.mark.parametrize(
+    ("direct", "split_from", "expected"),
+    [("work", None, True), (None, None, False), ("work", 4, False)],
+    ids=["direct", "the orchestrator's", "taken out of the orchestrator's"],
+)
+def test_ledger_knows_what_the_orchestrator_never_committed(
+    direct: str | None, split_from: int | None, expected: bool
+) -> None:
+    batch = SimpleNamespace(direct=direct, split_from=split_from)
+    view: Any = SimpleNamespace(batches={5: batch})
+    record = Feed().ledger.accept(keccak(b"file"))
+    assert ChainLedger(view, RUN).is_direct(StreamItem(0, 5, 0, record)) is expected
+    assert not ChainLedger(view, RUN).is_direct(StreamItem(0, 6, 0, record))
 
 
 async def test_trainer_of_another_run_is_refused() -> None:

@@ -81,6 +81,8 @@ class Item:
 
     position_in_stream: int
     record: OutcomeRecord
+    is_direct: bool = False
+    """Whether its worker committed it to the chain itself."""
 
 
 @dataclass
@@ -92,6 +94,9 @@ class FakeLedger:
 
     def stream(self) -> Sequence[Item]:
         return self.items
+
+    def is_direct(self, item: Item) -> bool:
+        return item.is_direct
 
     async def changed(self) -> None:
         await self.event.wait()

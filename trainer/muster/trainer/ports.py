@@ -96,6 +96,13 @@ class ChainLedger:
             self._stream = self._view.training_stream(self._run_id) if is_known else ()
         return self._stream
 
+    def is_direct(self, item: StreamItem) -> bool:
+        """Return whether the record's worker committed its file, and no batch of the orchestrator
+        had it before: the orchestrator may never have had the file.
+        """
+        batch = self._view.batches.get(item.batch_id)
+        return batch is not None and batch.direct is not None and batch.split_from is None
+
     @property
     def is_closed(self) -> bool:
         """Whether the run's owner closed the run."""

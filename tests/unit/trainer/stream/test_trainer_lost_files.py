@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -191,3 +193,80 @@ async def test_step_that_is_taken_again_lacks_the_same_files(tmp_path: Path) -> 
     assert await buffer.file(lost) is None
     buffer.forget_before(1)
     assert await buffer.file(lost) == data
+
+
+# A worker that shows its file to validators only, again and again
+
+LONG_S = 600.0
+AGAIN_S = 30.0
+
+
+def _feed_of(direct: Sequence[bool], workers: Sequence[int]) -> tuple[Feed, list[Hash32]]:
+    """Return a feed of submissions of these workers, none of which the source has."""
+    feed = Feed(files=Away())
+    digests = [feed.submit(make_rollouts(seed)) for seed in range(len(workers))]
+    feed.ledger.items = [
+        replace(item, is_direct=is_direct, record=replace(item.record, worker_id=worker))
+        for item, is_direct, worker in zip(feed.ledger.items, direct, workers, strict=True)
+    ]
+    feed.files.stored.clear()
+    return feed, digests
+
+
+async def _given_up_after(feed: Feed, folder: Path, digest: Hash32, patience_s: float) -> float:
+    """Return the seconds after which a buffer gives a file up."""
+    clock = Clock()
+    buffer = FileBuffer(folder, feed.files, feed.ledger, patience_s=patience_s, clock=clock)
+    while clock.now <= 2 * LONG_S:
+        try:
+            assert await buffer.file(digest) is None
+        except ApiError:
+            clock.now += 1
+        else:
+            return clock.now
+    return math.inf
+
+
+async def _waits(
+    folder: Path, *, direct: Sequence[bool], workers: Sequence[int], patience_s: float = LONG_S
+) -> float:
+    """Return how long the second file is awaited after the first was given up and its step saved,
+    by a trainer that starts anew."""
+    feed, (first, second) = _feed_of(direct, workers)
+    assert await _given_up_after(feed, folder, first, LONG_S) == LONG_S
+    FileBuffer(folder, feed.files, feed.ledger).forget_before(1)
+    return await _given_up_after(feed, folder, second, patience_s)
+
+
+async def test_worker_that_hides_its_direct_work_again_delays_little(tmp_path: Path) -> None:
+    assert await _waits(tmp_path, direct=[True, True], workers=[1, 1]) == AGAIN_S
+
+
+@pytest.mark.parametrize(
+    ("direct", "workers"),
+    [([True, True], [1, 2]), ([True, False], [1, 1]), ([False, True], [1, 1])],
+    ids=["another worker", "the orchestrator's batch", "lost by the orchestrator before"],
+)
+async def test_file_of_nobody_who_hid_one_is_awaited_as_usual(
+    tmp_path: Path, direct: list[bool], workers: list[int]
+) -> None:
+    assert await _waits(tmp_path, direct=direct, workers=workers) == LONG_S
+
+
+async def test_patience_below_that_of_repeated_work_stays(tmp_path: Path) -> None:
+    waited_s = await _waits(tmp_path, direct=[True, True], workers=[1, 1], patience_s=5.0)
+    assert waited_s == 5.0
+
+
+async def test_sites_never_give_up_whoever_hid_files_before(tmp_path: Path) -> None:
+    """The marks may come from a time when this site trained alone."""
+    waited_s = await _waits(tmp_path, direct=[True, True], workers=[1, 1], patience_s=math.inf)
+    assert waited_s == math.inf
+
+
+async def test_only_marks_of_direct_work_stay_on_the_disk(tmp_path: Path) -> None:
+    feed, digests = _feed_of([True, False], [1, 1])
+    for digest in digests:
+        assert await _given_up_after(feed, tmp_path, digest, 0.0) == 0
+    FileBuffer(tmp_path, feed.files, feed.ledger).forget_before(2)
+    assert [path.name for path in tmp_path.iterdir()] == [f"{digests[0].hex()}.missing"]

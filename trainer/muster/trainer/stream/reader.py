@@ -10,7 +10,8 @@ saved. A step that is repeated after a crash reads them from there, since the or
 unreachable or have deleted them. A file's name is its hash, so a file with other content is not
 used: whoever has a file may put it there. A file that the orchestrator and its relays lack for
 `patience_s` is given up: its record is consumed, and trained on in no step. That is on disk before
-the step is taken, so a repeated step leaves out the same files.
+the step is taken, so a repeated step leaves out the same files. A worker that commits directly what
+nobody can have delays a step so long once; its next such files are given up after `REPEATED_S`.
 
 Owns the order of records and decides which are usable. Knows no tensors.
 """
@@ -47,6 +48,9 @@ LONGEST_PAUSE_S = 10.0
 """Longest pause in seconds between two attempts to get a file."""
 REPEAT_S = 5.0
 """Seconds after which a step that waits for records reports this again."""
+REPEATED_S = 30.0
+"""Seconds for which a file is asked for that a worker committed directly, when another one that it
+committed directly was given up before."""
 LOST_HINT = (
     "find out why nobody has the file, before more is lost (docs/training.md, files that nobody "
     "has); its worker is paid as usual"
@@ -380,7 +384,9 @@ class FileBuffer:
         patience_s: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """A file is given up when the source has said for `patience_s` that nobody has it."""
+        """A file is given up when the source has said for `patience_s` that nobody has it: at most
+        for REPEATED_S where its worker did this before. With infinity no file is given up.
+        """
         self._folder = folder
         self._source = source
         self._ledger = ledger
@@ -405,7 +411,7 @@ class FileBuffer:
         except ApiError as error:
             if error.status not in GONE:
                 raise
-            left_s = self._left_s(submission_file_hash)
+            left_s = await asyncio.to_thread(self._left_s, submission_file_hash)
             if left_s > 0:
                 error.hint = _where_to_put(path, left_s)
                 raise
@@ -418,16 +424,39 @@ class FileBuffer:
         return data
 
     def forget_before(self, position: int) -> None:
-        """Delete the files of records before a place in the training stream. Blocking."""
+        """Delete the files of records before a place in the training stream, but not the marks of
+        what workers committed directly. Blocking.
+        """
         names = {item.record.file_hash.hex() for item in self._ledger.stream()[position:]}
+        marks = {name + _GIVEN_UP for name in self._marked()}
         for path in self._folder.iterdir():
-            if path.name.removesuffix(_GIVEN_UP) not in names:
+            if path.name.removesuffix(_GIVEN_UP) not in names and path.name not in marks:
                 path.unlink(missing_ok=True)
 
     def _left_s(self, submission_file_hash: Hash32) -> float:
-        """Return the seconds for which a file that nobody has is still asked for."""
+        """Return the seconds for which a file that nobody has is still asked for. Blocking."""
         now = self._clock()
-        return self._lacking_since.setdefault(submission_file_hash, now) + self._patience_s - now
+        since = self._lacking_since.setdefault(submission_file_hash, now)
+        return since + self._patience_of(submission_file_hash) - now
+
+    def _patience_of(self, submission_file_hash: Hash32) -> float:
+        marked = {} if math.isinf(self._patience_s) else self._marked()
+        if marked and self._direct().get(submission_file_hash.hex()) in marked.values():
+            return min(self._patience_s, REPEATED_S)
+        return self._patience_s
+
+    def _marked(self) -> dict[str, int]:
+        """Return those of `_direct` that were given up."""
+        marks = {path.stem for path in self._folder.glob(f"*{_GIVEN_UP}")}
+        direct = self._direct() if marks else {}
+        return {name: worker for name, worker in direct.items() if name in marks}
+
+    def _direct(self) -> dict[str, int]:
+        """Return the workers of files that workers committed directly, by hash in hexadecimal."""
+        # Backwards, because a file is trained on for its first record.
+        items = reversed(self._ledger.stream())
+        records = (item.record for item in items if self._ledger.is_direct(item))
+        return {record.file_hash.hex(): record.worker_id for record in records}
 
 
 def _where_to_put(path: Path, left_s: float) -> str:
