@@ -247,7 +247,9 @@ class HttpClient:
             connection = idle.pop()
             if connection.is_open:
                 return connection
-        host, port = parts.hostname or "", parts.port or DEFAULT_PORTS[parts.scheme]
+        if parts.scheme not in DEFAULT_PORTS or not parts.hostname:
+            raise ConnectionError(f"no URL of http or https: {parts.geturl()[:80]!r}")
+        host, port = parts.hostname, parts.port or DEFAULT_PORTS[parts.scheme]
         is_tls = parts.scheme == "https"
         async with asyncio.timeout(CONNECT_S):
             _, connection = await asyncio.get_running_loop().create_connection(
