@@ -23,6 +23,7 @@ from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ConfigError, EngineError
 from muster.protocol.ids import PolicyVersion, RunId
 from muster.shardcast import Fetcher
+from muster.shardcast.http_client import ConnectsTo
 
 NEWEST_FILES = 5
 """Submissions that /sources names."""
@@ -48,10 +49,16 @@ class Live:
     """The newest version of a run, fetched on demand."""
 
     def __init__(
-        self, run_id: RunId, relays: Sequence[str], state_dir: Path, rpc: str, deployments: Path
+        self,
+        run_id: RunId,
+        relays: Sequence[str],
+        connects_to: ConnectsTo | None,
+        state_dir: Path,
+        rpc: str,
+        deployments: Path,
     ) -> None:
         self._run_id = run_id
-        self._relays = relays
+        self._relays, self._connects_to = relays, connects_to
         self._state_dir = state_dir
         self._place = rpc, deployments
 
@@ -66,7 +73,7 @@ class Live:
                 raise ConfigError(f"run {self._run_id} has no version yet", hint="ask again later")
             root = (await chain.runs.checkpoint_of(self._run_id, version)).manifest_root
             cache = self._state_dir / str(chain.chain_id)
-        async with Fetcher(self._relays, cache) as fetcher:
+        async with Fetcher(self._relays, cache, connects_to=self._connects_to) as fetcher:
             return version, await fetcher.fetch(self._run_id, version, root)
 
 

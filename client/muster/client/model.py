@@ -24,6 +24,7 @@ from muster.protocol.errors import ConfigError, EncodingError, PolicyUnavailable
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
 from muster.shardcast import Fetcher, Manifest
 from muster.shardcast.fetcher import Progress
+from muster.shardcast.http_client import ConnectsTo
 from muster.shardcast.simple import check_files, read_manifest
 
 MANIFEST, SUBMISSIONS, CARD = "manifest.muster", "submissions.json", "README.md"
@@ -40,6 +41,8 @@ class WantedVersion:
     """The version; None for the newest."""
     relays: Sequence[str]
     """Relays to fetch it from."""
+    connects_to: ConnectsTo | None
+    """What to connect to for a relay's host; None for any."""
     out: Path
     """The folder that receives it, which must be empty."""
 
@@ -57,7 +60,7 @@ async def fetch_model(
     require_free(wish.out)
     # Beside the folder, so that the files are renamed, not copied.
     cache = wish.out.with_name(f".{wish.out.name}.part")
-    async with Fetcher(wish.relays, cache) as fetcher:
+    async with Fetcher(wish.relays, cache, connects_to=wish.connects_to) as fetcher:
         try:
             folder = await fetcher.fetch(
                 wish.run_id, version, checkpoint.manifest_root, progress=progress
@@ -68,7 +71,7 @@ async def fetch_model(
             raise
     manifest = read_manifest(folder)
     wanted = {c.manifest_root: v for v, c in run.checkpoints.items() if v < version}
-    found = await fetch_manifests(wish.relays, wish.run_id, wanted)
+    found = await fetch_manifests(wish.relays, wish.run_id, wanted, wish.connects_to)
     found[manifest.root()] = manifest.to_bytes()
     _describe(folder, history, run, manifest, found.get)
     try:

@@ -26,7 +26,7 @@ from muster.app.cli import muster
 from muster.app.demo.adversary import ForgedReward
 from muster.chain import ChainView
 from muster.client.quantities import format_tokens
-from muster.protocol.errors import ConfigError
+from muster.protocol.errors import ConfigError, PolicyUnavailable
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
 from muster.protocol.rollouts import decode_rollouts
 from muster.wallet import save_wallet
@@ -138,6 +138,20 @@ async def test_a_rerun_repeats_the_verdict_with_every_statistic(network: Network
     assert all(each["passes"] for each in found["rerun"]["statistics"])
     assert len(found["rerun"]["statistics"]) == 7
     assert set(found["rerun"]["proofs_of_checking"].values()) == {"recomputed it"}
+
+
+@pytest.mark.usefixtures("hash_engine")
+async def test_a_rerun_asks_no_relay_in_our_network_for_a_public_orchestrator(
+    network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def is_inside(_: OrchestratorApi) -> bool:
+        return False
+
+    monkeypatch.setattr(OrchestratorApi, "is_inside", is_inside)
+    place, record = outcomes(await network.view(), Verdict.ACCEPTED)[0]
+    words = ("explain", place, "--orchestrator", network.orchestrator, "--state-dir", str(tmp_path))
+    rerun = ("--rerun", stored(network, record))
+    assert isinstance((await run(network, *words, *rerun)).exception, PolicyUnavailable)
 
 
 async def test_a_rerun_of_another_file_is_refused(network: Network, tmp_path: Path) -> None:

@@ -10,8 +10,10 @@ import pytest
 from click.testing import CliRunner, Result
 from client_network import Network, open_network
 
+from muster.api import OrchestratorApi
 from muster.app.cli import muster
 from muster.client.chat import AnswerSettings, Live, Speaker
+from muster.client.cli.model import relays_of
 from muster.client.model import CARD, MANIFEST, OTHER_CARD, SUBMISSIONS
 from muster.protocol.errors import ConfigError, PolicyUnavailable
 from muster.protocol.ids import PolicyVersion
@@ -78,6 +80,27 @@ async def test_what_cannot_be_fetched_is_said(
     assert said in str(refused.exception)
     assert hint in getattr(refused.exception, "hint", "")
     assert not (tmp_path / "model").exists()
+
+
+async def test_a_public_orchestrator_names_no_relay_in_our_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def is_inside(_: OrchestratorApi) -> bool:
+        return False
+
+    monkeypatch.setattr(OrchestratorApi, "is_inside", is_inside)
+    async with open_network(tmp_path) as network:
+        asked = {"relay": (), "orchestrator": network.orchestrator}
+        relays, connects_to = await relays_of(network.run_id, asked)
+        place = (network.anvil.rpc_url, network.folder / "deployments")
+        live = Live(network.run_id, relays, connects_to, tmp_path / "models", *place)
+        with pytest.raises(PolicyUnavailable):
+            await asyncio.to_thread(live.newest)
+        out = tmp_path / "model"
+        refused = await fetch(network, out, "--orchestrator", network.orchestrator)
+        assert isinstance(refused.exception, PolicyUnavailable)
+        fetched = await fetch(network, out, "--relay", *relays)
+        assert fetched.exit_code == 0, fetched.output
 
 
 async def test_an_older_version_that_no_relay_keeps_names_the_newest(tmp_path: Path) -> None:
@@ -208,6 +231,7 @@ async def test_a_live_version_is_the_newest_on_chain(tmp_path: Path) -> None:
         live = Live(
             network.run_id,
             (network.origin,),
+            None,
             tmp_path / "models",
             network.anvil.rpc_url,
             network.folder / "deployments",

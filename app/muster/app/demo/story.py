@@ -450,7 +450,7 @@ async def take_model(network: Network, run_id: RunId, progress: DemoDisplay) -> 
 
     out = network.folder / "trained-model"
     history = await read(HistorySource((network.rpc,), network.options.deployments))
-    await fetch_model(WantedVersion(run_id, None, (network.relay_url,), out), history)
+    await fetch_model(WantedVersion(run_id, None, (network.relay_url,), None, out), history)
     asked = TaskSet.open(network.folder / "held-out.jsonl")[0].prompt
     speaker = Speaker(out, AnswerSettings(64, 0.0, "cpu", "float32"))
     answer = await asyncio.to_thread(lambda: "".join(speaker.answer(asked)))

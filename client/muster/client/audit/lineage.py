@@ -26,7 +26,7 @@ from muster.protocol.messages import Verdict
 from muster.protocol.recipe import Recipe
 from muster.shardcast import Manifest
 from muster.shardcast.download import ShardClient
-from muster.shardcast.http_client import require_url
+from muster.shardcast.http_client import ConnectsTo, require_url
 
 TAKEN = ("offered", "overturned")
 """Uses that put a record into a version's weights, as far as is known."""
@@ -140,11 +140,14 @@ async def find_manifests(
 
 
 async def fetch_manifests(
-    relays: Sequence[str], run_id: RunId, wanted: Mapping[Hash32, PolicyVersion]
+    relays: Sequence[str],
+    run_id: RunId,
+    wanted: Mapping[Hash32, PolicyVersion],
+    connects_to: ConnectsTo | None = None,
 ) -> dict[Hash32, bytes]:
     """Return the manifests that relays have; `wanted` gives versions by root."""
     urls = [require_url(relay) for relay in relays]
-    client, found = ShardClient(), dict[Hash32, bytes]()
+    client, found = ShardClient(connects_to=connects_to), dict[Hash32, bytes]()
     try:
         for root, version in wanted.items():
             for url in urls:

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from muster.client.disputes.bundle import Contents
     from muster.client.disputes.rerun import Rerun
     from muster.client.validator.checks import ClaimedWork
+    from muster.shardcast import Fetcher
 
 
 @click.command()
@@ -187,6 +188,7 @@ async def _rerun(
     from muster.client.validator.checking_proofs import who_checked
     from muster.client.validator.decoding import FileDecoder
     from muster.inference.loading import engine_of
+    from muster.shardcast import Fetcher
 
     batch = place.batch
     run = view.runs[batch.run_id]
@@ -201,7 +203,13 @@ async def _rerun(
         checking = await _checking(api, batch)
     relays = tuple(options["relay"]) or named.policy_sources
     engine = engine_of(options)
-    folder = await _load(run, submission.policy_version, relays, options, engine)
+    async with Fetcher(
+        relays,
+        _state_dir(options) / "policies",
+        attempts=3,
+        connects_to=None if options["relay"] else api.connects_to,
+    ) as fetcher:
+        folder = await _load(run, submission.policy_version, fetcher, engine)
     async with FileDecoder() as decoder:
         again = await recompute(claim, data, rules, engine, decoder, batch.signed_by(run.seats))
     if checking is not None:
@@ -249,17 +257,11 @@ def _save(
     click.echo(f"Saved: {command}{note}", err=True)
 
 
-async def _load(
-    run: RunView, version: Any, relays: tuple[str, ...], options: dict[str, Any], engine: Any
-) -> Path | None:
+async def _load(run: RunView, version: Any, fetcher: Fetcher, engine: Any) -> Path | None:
     """Load the policy that the submission claims, if it was published; return its folder."""
-    from muster.shardcast import Fetcher
-
     if version not in run.checkpoints:
         return None
-    async with Fetcher(relays, _state_dir(options) / "policies", attempts=3) as fetcher:
-        root = run.checkpoints[version].manifest_root
-        folder = await fetcher.fetch(run.run_id, version, root)
+    folder = await fetcher.fetch(run.run_id, version, run.checkpoints[version].manifest_root)
     await asyncio.to_thread(engine.load_policy, folder, version)
     return folder
 

@@ -26,6 +26,7 @@ from muster.settings import urls_of
 if TYPE_CHECKING:
     from muster.client.audit.history import ChainHistory
     from muster.client.chat import Live
+    from muster.shardcast.http_client import ConnectsTo
 
 
 @click.group()
@@ -61,7 +62,7 @@ def fetch(run: int, version: int | None, out: Path, as_json: bool, **options: An
     async def bring() -> Any:
         history = await _read(options)
         history.version_of(run_id, wanted)
-        wish = WantedVersion(run_id, wanted, await relays_of(run_id, options), out)
+        wish = WantedVersion(run_id, wanted, *await relays_of(run_id, options), out)
         with progress_bar() as progress:
             return await fetch_model(wish, history, progress)
 
@@ -159,13 +160,18 @@ def _live(options: dict[str, Any]) -> Live:
 
     run_id = RunId(options["run"])
     state_dir = (options["state_dir"] or HOME / "models").expanduser()
-    return Live(run_id, asyncio.run(relays_of(run_id, options)), state_dir, *endpoint(options))
+    relays, connects_to = asyncio.run(relays_of(run_id, options))
+    return Live(run_id, relays, connects_to, state_dir, *endpoint(options))
 
 
-async def relays_of(run_id: RunId, options: dict[str, Any]) -> tuple[str, ...]:
-    """Return the relays of a run's versions, from the flags or else from its orchestrator."""
+async def relays_of(
+    run_id: RunId, options: dict[str, Any]
+) -> tuple[tuple[str, ...], ConnectsTo | None]:
+    """Return the relays of a run's versions, from the flags or else from its orchestrator, and what
+    to connect to for their hosts: those that an orchestrator names may be private only if it is.
+    """
     if options["relay"]:
-        return tuple(options["relay"])
+        return tuple(options["relay"]), None
     if not options["orchestrator"]:
         raise ConfigError(
             "no relay to fetch the model from",
@@ -179,7 +185,7 @@ async def relays_of(run_id: RunId, options: dict[str, Any]) -> tuple[str, ...]:
         raise ConfigError(
             f"{options['orchestrator']} names no relay of run {run_id}", hint="give --relay URL"
         )
-    return relays
+    return relays, api.connects_to
 
 
 async def _read(options: dict[str, Any]) -> ChainHistory:

@@ -170,14 +170,15 @@ async def _examine_network(
     yield line
     if line.state is State.FAIL:
         return
-    relays = asked.relays or named
-    yield await network.examine_ports([*urls_of(asked.rpc), asked.orchestrator], relays)
+    relays, connects_to = asked.relays or named, None if asked.relays else api.connects_to
+    ours = [*urls_of(asked.rpc), asked.orchestrator]
+    yield await network.examine_ports(ours, relays, connects_to)
     yield await network.examine_clock(asked.orchestrator)
     if run.latest_version is None:
         yield skipped("network", "relays", "there is no policy to fetch yet")
         return
     learnt = network.Relays()
-    async for line in network.examine_relays(relays, run, learnt):
+    async for line in network.examine_relays(relays, run, learnt, connects_to):
         yield line
     if learnt.manifest is not None:
         yield examine_room(asked.state_dir, learnt.manifest.total_bytes)
@@ -210,7 +211,12 @@ async def _examine_proof(
         yield Line("proof", "documents", State.OK, _documents(rules))
         for line in _examine_requirements(rules, engine_name(asked)):
             yield line
-        async with Fetcher(relays, asked.state_dir / "policies", attempts=3) as fetcher:
+        async with Fetcher(
+            relays,
+            asked.state_dir / "policies",
+            attempts=3,
+            connects_to=None if asked.relays else api.connects_to,
+        ) as fetcher:
             assert run.latest_version is not None
             root = run.checkpoints[run.latest_version].manifest_root
             folder = await fetcher.fetch(run.run_id, run.latest_version, root)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -31,6 +32,7 @@ from muster.protocol.errors import ApiError
 from muster.protocol.ids import Address, RunId
 from muster.shardcast import Manifest
 from muster.shardcast.download import RelayFault, ShardClient
+from muster.shardcast.http_client import ConnectsTo
 
 SECTION = "network"
 OTHER_RELAY = "try another relay with --relay URL"
@@ -57,13 +59,18 @@ class Relays:
     """Speed of the fastest relay."""
 
 
-async def examine_ports(urls: Sequence[str], relays: Sequence[str]) -> Line:
+async def examine_ports(
+    urls: Sequence[str], relays: Sequence[str], connects_to: ConnectsTo | None = None
+) -> Line:
     """Return whether the addresses answer; this machine needs no open port.
 
     All of `urls` must answer, and one of the relays: the others only make fetching faster.
+    `connects_to` decides which address a relay has, and whether it is asked at all.
     """
     every = [*urls, *relays]
-    results = await asyncio.gather(*(_reaches(url) for url in every))
+    results = await asyncio.gather(
+        *(_reaches(url) for url in urls), *(_reaches(url, connects_to) for url in relays)
+    )
     closed = [url for url, is_open in zip(every, results, strict=True) if not is_open]
     if closed:
         works = not set(closed) & set(urls) and not set(relays) <= set(closed)
@@ -85,14 +92,15 @@ def _host(url: str) -> str:
         return url
 
 
-async def _reaches(url: str) -> bool:
+async def _reaches(url: str, connects_to: ConnectsTo | None = None) -> bool:
     try:
         parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
         if parts.hostname is None:
             return False
         async with asyncio.timeout(TIMEOUT_S):
-            _, writer = await asyncio.open_connection(parts.hostname, port)
+            host = await connects_to(parts.hostname, port) if connects_to else parts.hostname
+            _, writer = await asyncio.open_connection(host, port)
     except (OSError, TimeoutError, ValueError):  # ValueError: a malformed URL or host name
         return False
     writer.close()
@@ -151,12 +159,12 @@ async def examine_clock(url: str) -> Line:
 
 
 async def examine_relays(
-    relays: Sequence[str], run: RunView, learnt: Relays
+    relays: Sequence[str], run: RunView, learnt: Relays, connects_to: ConnectsTo | None = None
 ) -> AsyncIterator[Line]:
     """Yield each relay's speed, measured on a limited part of the newest policy."""
     assert run.latest_version is not None  # checked by the caller
     root = run.checkpoints[run.latest_version].manifest_root
-    client = ShardClient()
+    client = ShardClient(connects_to=connects_to)
     try:
         for number, url in enumerate(relays):
             name = f"relay {number}" if len(relays) > 1 else "relay"
@@ -168,7 +176,7 @@ async def examine_relays(
                     yield Line(SECTION, name, State.WARN, f"{url}: {data.value}", OTHER_RELAY)
                     continue
                 learnt.manifest = Manifest.from_bytes(data)
-                rate = await _rate(url, learnt.manifest)
+                rate = await _rate(url, learnt.manifest, connects_to)
             # ValueError: a malformed URL. Muster's own ConfigError is a ValueError too.
             except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
                 why = str(error) or type(error).__name__
@@ -180,16 +188,25 @@ async def examine_relays(
         client.close()
 
 
-async def _rate(url: str, manifest: Manifest) -> float:
+async def _rate(relay: str, manifest: Manifest, connects_to: ConnectsTo | None) -> float:
     """Return the bytes per second at which a relay sends one chunk, or the start of it."""
     span = max(manifest.broadcast_spans(), key=lambda each: each.size)
     wanted = min(span.size, SAMPLE_BYTES)
-    path = f"{url.rstrip('/')}/v1/chunks/{span.digest.hex()}"
-    headers = {"range": f"bytes=0-{wanted - 1}", "accept-encoding": "identity"}
+    url = httpx.URL(f"{relay.rstrip('/')}/v1/chunks/{span.digest.hex()}")
+    address = await connects_to(url.host, url.port or 0) if connects_to else url.host
+    asked: dict[str, Any] = {
+        "headers": {
+            "host": url.netloc.decode(),
+            "range": f"bytes=0-{wanted - 1}",
+            "accept-encoding": "identity",
+        },
+        "extensions": {"sni_hostname": url.host},
+    }
+    place = url.copy_with(host=address)
     async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False) as http:
         started = time.perf_counter()
         received = 0
-        async with asyncio.timeout(TIMEOUT_S), http.stream("GET", path, headers=headers) as answer:
+        async with asyncio.timeout(TIMEOUT_S), http.stream("GET", place, **asked) as answer:
             answer.raise_for_status()
             async for part in answer.aiter_raw():
                 received += len(part)

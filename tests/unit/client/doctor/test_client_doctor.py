@@ -18,6 +18,7 @@ from worlds.chat_world import build_chat_model, make_word_tokenizer
 from worlds.client_world import CALIBRATION, RULES, HashEngine, make_ticket
 
 from muster import lifecycle
+from muster.api.public_hosts import PrivateNetwork
 from muster.client.doctor import State, machine, network
 from muster.client.doctor.command import Examination, examine_prompt
 from muster.client.doctor.machine import (
@@ -402,6 +403,25 @@ async def test_a_relay_that_is_down_spoils_nothing_while_another_is_up() -> None
         assert "no connection to 127.0.0.1:9" in one_down.figure
         assert (await network.examine_ports([up], [down])).state is State.FAIL
         assert (await network.examine_ports([down], [up])).state is State.FAIL
+
+
+async def test_a_relay_in_our_network_is_not_asked_for_a_stranger() -> None:
+    async def refuses(host: str, port: int) -> str:
+        assert (host, port) == ("127.0.0.1", place)
+        raise PrivateNetwork
+
+    reached: list[str] = []
+    server = await asyncio.start_server(lambda _r, _w: reached.append(""), "127.0.0.1", 0)
+    async with server:
+        place = server.sockets[0].getsockname()[1]
+        url = f"http://127.0.0.1:{place}"
+        assert (await network.examine_ports([], [url], refuses)).state is State.FAIL
+        run: Any = SimpleNamespace(
+            run_id=1, latest_version=0, checkpoints={0: SimpleNamespace(manifest_root=bytes(32))}
+        )
+        asked = network.examine_relays([url], run, network.Relays(), refuses)
+        assert [line.state async for line in asked] == [State.WARN]
+    assert not reached
 
 
 def test_policies_that_do_not_fit_on_the_disk_are_told_beforehand(tmp_path: Path) -> None:

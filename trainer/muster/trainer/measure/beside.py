@@ -175,7 +175,12 @@ async def evaluate_run(
         recipe = Recipe.from_bytes(await api.document(run.config.recipe_hash))
         relays = wish.relays or (await api.run_info(wish.run)).policy_sources
         fetcher = await stack.enter_async_context(
-            Fetcher(relays, wish.state_dir / "policies", keep=KEPT)
+            Fetcher(
+                relays,
+                wish.state_dir / "policies",
+                keep=KEPT,
+                connects_to=None if wish.relays else api.connects_to,
+            )
         )
 
         async def trust(_run: RunId, version: PolicyVersion) -> TrustedRoot | None:
