@@ -205,8 +205,11 @@ LAST_POST_AT = 0.94
 GAS_SHARE = 0.1
 """Share of its coin that a validator spends at most on these steps in one outcome deadline: junk
 that an orchestrator commits and never posts must not empty its account."""
-JUNK_SHARE = 0.5
-"""Part of this share for batches of which no outcome pays or slashes anybody."""
+COMMITTED_SHARE, JUNK_SHARE = 0.5, 0.25
+"""Parts of this share for what the orchestrator commits, which costs it nothing until outcomes are
+posted, and for batches of which no outcome pays or slashes anybody. The rest is for direct batches,
+each of which has a bond.
+"""
 RETRY_S = 5.0
 """Minimum seconds between two tries of one step."""
 _OVERTAKEN = frozenset(
@@ -360,14 +363,18 @@ class ShowingDuty:
             self._purse = (now, held)
         elif held > self._purse[1]:
             self._purse = (self._purse[0], held)
-        spent, is_junk = self._purse[1] - held, not _worth_of_packed(records)
-        budget = GAS_SHARE * (JUNK_SHARE if is_junk else 1) * self._purse[1]
+        spent = self._purse[1] - held
+        part, what = 1.0, "no outcomes are shown"
+        if not _worth_of_packed(records):
+            part, what = JUNK_SHARE, "junk is not shown"
+        elif batch.work is None:
+            part, what = COMMITTED_SHARE, "only direct batches are shown"
+        budget = GAS_SHARE * part * self._purse[1]
         if spent < budget:
             return True
         self._steps.report(
-            ("gas budget", self._purse[0], is_junk),
-            "gas budget is spent: "
-            + ("junk is not shown for now" if is_junk else "no outcomes are shown for now"),
+            ("gas budget", self._purse[0], part),
+            f"gas budget is spent: {what} for now",
             batch_id=batch.batch_id,
             spent=format_coins(spent),
             budget=format_coins(int(budget)),

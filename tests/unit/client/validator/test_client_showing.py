@@ -226,9 +226,15 @@ async def test_refusals_are_said_once_and_being_late_never(
 # The gas budget
 
 
-def junk(bench: Bench, number: int, record: OutcomeRecord = REJECTED) -> None:
+def junk(
+    bench: Bench, number: int, record: OutcomeRecord = REJECTED, *, is_direct: bool = False
+) -> None:
     """Commit a batch that the orchestrator never posts, and judge it."""
-    batch = make_batch(number, [make_submission(make_ticket(index=number), [], units=20)])
+    ticket = make_ticket(index=number)
+    work = make_submission(ticket, [], units=20)
+    batch = make_batch(number, [work])
+    if is_direct:
+        batch = replace(batch, work=LeasedWork(work, b"", ticket, b""))
     batch.seated, bench.view.batches[number] = (ME, PEER, THIRD), batch
     bench.journal.record(JudgedBatch(batch.name, (record,)))
 
@@ -242,10 +248,10 @@ def shown_batches(bench: Bench) -> list[int]:
     return found
 
 
-async def test_junk_takes_half_of_the_gas_budget_and_what_pays_comes_first(
+async def test_junk_takes_a_quarter_of_the_gas_budget_and_what_pays_comes_first(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bench.chain.coins = 100
+    bench.chain.coins = 200
     for number in range(2, 30):
         junk(bench, number)
     bench.judge()
@@ -258,13 +264,35 @@ async def test_junk_takes_half_of_the_gas_budget_and_what_pays_comes_first(
         junk(bench, number, ACCEPTED)
     await bench.at(SHOW_AT + 0.01)
     assert shown_batches(bench)[5:] == [40, 41, 42, 43, 44]
-    assert bench.chain.coins == 90
+    assert bench.chain.coins == 190
+
+
+async def test_half_of_the_gas_budget_is_for_direct_batches(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.chain.coins = 200
+    for number in range(2, 40):
+        junk(bench, number, ACCEPTED)
+    await bench.at(SHOW_AT)
+    assert shown_batches(bench) == list(range(2, 12))
+    for number in range(50, 60):
+        junk(bench, number, is_direct=True)
+    for number in range(60, 90):
+        junk(bench, number, ACCEPTED, is_direct=True)
+    await bench.at(SHOW_AT + 0.01)
+    assert shown_batches(bench)[10:] == list(range(60, 70))
+    assert bench.chain.coins == 180
+    found = [r.getMessage() for r in caplog.records if "gas budget" in r.getMessage()]
+    assert found == [
+        f"gas budget is spent: {what} for now"
+        for what in ("only direct batches are shown", "no outcomes are shown", "junk is not shown")
+    ]
 
 
 async def test_gas_budget_is_renewed_with_time_and_raised_with_coin(bench: Bench) -> None:
     bench.chain.coins = 40
     for number in range(2, 30):
-        junk(bench, number, ACCEPTED)
+        junk(bench, number, ACCEPTED, is_direct=True)
     await bench.at(SHOW_AT)
     assert shown_batches(bench) == [2, 3, 4, 5]
     bench.chain.coins = 60
