@@ -218,7 +218,7 @@ class SubmissionState(AnswerBody):
     position: int | None = None
     """Its place in the batch, once committed."""
     verdict: Verdict | None = None
-    """The decision, once judged."""
+    """The recorded decision, before any dispute, once judged."""
     reason: Reason | None = None
     """Why, when it is not Accepted."""
 

@@ -181,8 +181,9 @@ NOT_OF_ONE_FILE = {
 }
 """Reasons that one submission's evidence can neither confirm nor contradict, and why."""
 
-_MOVED = (4, 5)
-"""Checks that come last if a task executes completions."""
+_MOVED = (3, 4, 5)
+"""Checks that come last, the replies of 3 among them, if a task replies to completions or runs
+them."""
 
 
 def verdicts_of(reason: Reason) -> set[Verdict]:
@@ -200,15 +201,17 @@ def verdicts_of(reason: Reason) -> set[Verdict]:
 def marks_of(verdict: Verdict, reason: Reason) -> list[str]:
     """Return for each check `passed`, `FAILED`, or `-` if the reason does not tell whether it ran.
 
-    Checks 6 and 7 come before 4 and 5 if a task executes completions, and after them otherwise. So
-    a failure of 5, 6 or 7 does not tell whether 4 and 5 ran. A reason of a later version of the
+    Checks 6 and 7 come before the replies of 3, before 4 and 5 if a task replies to completions or
+    runs them, and after them otherwise; 5's length then comes first. So a failure of 5, 6 or 7 does
+    not tell whether all of 3, 4 and 5 ran. A reason of a later version of the
     protocol tells nothing about any check.
     """
     if verdict is Verdict.ACCEPTED:
         return ["passed"] * len(CHECKS)
     failed = reason.check if 1 <= reason.check <= len(CHECKS) else 0
+    is_moved = failed > 4
     return [
-        "FAILED" if n == failed else "passed" if n < failed and n not in _MOVED else "-"
+        "FAILED" if n == failed else "-" if n > failed or (is_moved and n in _MOVED) else "passed"
         for n in range(1, len(CHECKS) + 1)
     ]
 

@@ -214,8 +214,17 @@ class Projection:
 
     def standing_verdict(self, judged: Judged) -> Verdict:
         """Return the verdict that stands for an outcome, after disputes."""
-        standing = self.view.standing_verdict(judged.batch_id, judged.position)
-        return judged.verdict if standing is None else standing
+        return self.standing(judged)[0]
+
+    def standing(self, judged: Judged) -> tuple[Verdict, Reason]:
+        """Return the verdict that stands for an outcome, after disputes, and its reason."""
+        cases, place = self.view.cases, (judged.batch_id, judged.position)
+        # Most networks have no case, and hashing a record takes time.
+        case = cases.get(judged.record.leaf(*place)) if cases else None
+        if case is None or not case.overturned:
+            return judged.verdict, judged.reason
+        # Jurors may vote for a reason that this version does not know.
+        return Verdict(case.ruling >> 8), lenient_reason(case.ruling & 0xFF)
 
     def final_at(
         self, batch: BatchView | None, verdict: Verdict | None, challenge_s: int
@@ -417,5 +426,4 @@ class Projection:
         record = batch.records[case.position]
         judged = Judged(case.batch_id, case.position, record)
         self._count(judged, record.verdict, record.reason, -1)
-        reason = lenient_reason(case.ruling & 0xFF)
-        self._count(judged, self.standing_verdict(judged), reason)
+        self._count(judged, *self.standing(judged))

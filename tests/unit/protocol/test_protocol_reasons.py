@@ -35,11 +35,12 @@ def test_the_failed_check_is_that_of_the_reasons_tens_digit() -> None:
     assert marks(Reason.WRONG_UNITS) == "passed passed passed FAILED - - -"
 
 
-def test_grades_and_endings_count_as_passed_only_when_they_surely_ran() -> None:
-    """For tasks that run programs, the prefill is checked before the grades."""
-    assert marks(Reason.WRONG_TERMINATION) == "passed passed passed - FAILED - -"
-    assert marks(Reason.TOPLOC_MISMATCH) == "passed passed passed - - FAILED -"
-    assert marks(Reason.SAMPLER_MISMATCH) == "passed passed passed - - passed FAILED"
+def test_replies_grades_and_endings_count_as_passed_only_when_they_surely_ran() -> None:
+    """For tasks that reply or run programs, the prefill is checked before these."""
+    assert marks(Reason.WRONG_REWARD) == "passed passed passed FAILED - - -"
+    assert marks(Reason.WRONG_TERMINATION) == "passed passed - - FAILED - -"
+    assert marks(Reason.TOPLOC_MISMATCH) == "passed passed - - - FAILED -"
+    assert marks(Reason.SAMPLER_MISMATCH) == "passed passed - - - passed FAILED"
 
 
 def test_an_unknown_reason_says_nothing_of_any_check() -> None:

@@ -3,7 +3,7 @@
 One rollout, from task to payment (docs/architecture.md):
 
   >  1. publish     the trainer cuts the policy into chunks and anchors its root on chain   _publish
-     2. broadcast   the origin serves the chunks (this process, cli.py), relays mirror them
+     2. broadcast   the origin serves the chunks (this process, process.py), relays mirror them
      3. fetch       a worker pulls and verifies them
      4. lease       the worker gets a signed ticket
      5. generate    it samples and commits to its hidden states

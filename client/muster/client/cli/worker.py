@@ -1,4 +1,5 @@
-"""`muster worker run | status` and `muster rewards`: do work, see its status, claim its pay.
+"""`muster worker run | status | rejoin | submit-direct` and `muster rewards`: do work, see its
+status, claim its pay.
 
 `muster worker status` reads the chain. If an orchestrator is named, it also asks that for the
 node's heartbeats and for work that is not on chain yet.

@@ -84,7 +84,7 @@ class SubmissionLine:
     verdict: Verdict | None
     """The verdict after disputes."""
     reason: Reason | None
-    """Reason of a verdict other than Accepted."""
+    """Its reason, if it is not Accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +220,7 @@ async def _is_paid(services: Services, line: SubmissionLine) -> bool | None:
 def _line_of_row(services: Services, row: SubmissionRow) -> SubmissionLine:
     claim = row.claim
     outcome = services.projection.judged(slot_of(claim), row.file_hash)
+    verdict, reason = services.projection.standing(outcome) if outcome else (None, None)
     batch = row.batch_root and services.projection.batch_with_root(row.batch_root)
     return SubmissionLine(
         submission_id=hex0x(row.file_hash),
@@ -232,13 +233,14 @@ def _line_of_row(services: Services, row: SubmissionRow) -> SubmissionLine:
         received_at=row.received_at,
         state="judged" if outcome else "committed" if batch else "received",
         batch_id=outcome.batch_id if outcome else batch.batch_id if batch else None,
-        verdict=services.projection.standing_verdict(outcome) if outcome else None,
-        reason=outcome.reason if outcome else None,
+        verdict=verdict,
+        reason=reason,
     )
 
 
 def _line_of_outcome(services: Services, outcome: Judged) -> SubmissionLine:
     record, view = outcome.record, services.projection.view
+    verdict, reason = services.projection.standing(outcome)
     return SubmissionLine(
         submission_id=hex0x(record.file_hash),
         worker=view.worker_by_id[record.worker_id].address,
@@ -250,8 +252,8 @@ def _line_of_outcome(services: Services, outcome: Judged) -> SubmissionLine:
         received_at=view.batches[outcome.batch_id].committed_at,
         state="judged",
         batch_id=outcome.batch_id,
-        verdict=services.projection.standing_verdict(outcome),
-        reason=outcome.reason,
+        verdict=verdict,
+        reason=reason,
     )
 
 

@@ -193,6 +193,7 @@ class StatusBuilder:
     def _submission(self, row: SubmissionRow) -> SubmissionStatus:
         claim = row.claim
         judged = self.projection.judged(slot_of(claim), row.file_hash)
+        verdict, reason = self.projection.standing(judged) if judged else (None, None)
         batch = row.batch_root and self.projection.batch_with_root(row.batch_root)
         batch_id = judged.batch_id if judged else batch.batch_id if batch else None
         return SubmissionStatus(
@@ -202,8 +203,8 @@ class StatusBuilder:
             index=claim.index,
             state="judged" if judged else "committed" if batch else "received",
             batch_id=batch_id,
-            verdict=self.projection.standing_verdict(judged).name if judged else None,
-            reason=judged.reason.name if judged else None,
+            verdict=verdict.name if verdict else None,
+            reason=reason.name if reason else None,
         )
 
 

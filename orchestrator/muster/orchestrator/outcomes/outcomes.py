@@ -70,7 +70,7 @@ class OutcomeCollector:
     now: Callable[[], int]
 
     def __post_init__(self) -> None:
-        """Create the schedule of calls."""
+        """Begin to note when validators are heard."""
         self.heard_at: dict[Address, float] = {}
         """Wall clock of the latest outcomes from each validator, since the process started."""
         self.listening_since = self.clock()

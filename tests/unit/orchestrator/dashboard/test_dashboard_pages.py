@@ -146,7 +146,8 @@ async def test_overturned_verdict_counts_as_the_one_that_stands(site: Site) -> N
     assert 'class="badge rejected"' in html  # as it was judged
     accepted = await list_submissions(site.bench.services, Wanted(verdict=Verdict.ACCEPTED))
     found = next(ln for ln in accepted.lines if ln.submission_id[2:] == record.file_hash.hex())
-    assert (found.verdict, found.reason) == (Verdict.ACCEPTED, Reason.LATE)
+    assert (found.verdict, found.reason) == (Verdict.ACCEPTED, Reason.NONE)
+    assert "Late" not in html
     rebuilt = site.bench.services.projection.total
     site.bench.services.projection.rebuild()
     assert site.bench.services.projection.total == rebuilt
