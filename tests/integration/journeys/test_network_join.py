@@ -255,6 +255,24 @@ async def test_an_endpoint_of_ones_own_takes_the_place_of_theirs(network: Networ
     assert resolve(None, None)[1] == network.anvil.rpc_url
 
 
+async def test_a_known_network_is_asked_at_its_own_endpoint(network: Network) -> None:
+    page = page_of(network, rpc=("http://127.0.0.1:1",))
+    where = ("--rpc", network.anvil.rpc_url, "--deployments", str(network.folder / "deployments"))
+    async with stranger(serving(network, page)) as url:
+        assert "does not answer" in str(await refused(url))
+        assert (await call("network", "add", "near", *where)).exit_code == 0
+        joined = await call("join", url, "--yes", "--json")
+        assert joined.exit_code == 0, joined.output
+    shown = json.loads(joined.stdout)
+    assert (shown["network"], shown["named by"]) == ("near", "your network near")
+    invented = page_of(network, run_id=99, rpc=("http://127.0.0.1:1",))
+    async with stranger(serving(network, invented)) as url:
+        assert "has no run 99" in str(await refused(url))
+    other = {**network.deployment.contracts, "StakeVault": "0x" + "11" * 20}
+    async with stranger(serving(network, page_of(network, contracts=other, rpc=page.rpc))) as url:
+        assert "does not answer" in str(await refused(url))
+
+
 async def test_a_network_gets_a_name_once_its_endpoint_was_asked(
     network: Network, home: Path
 ) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -276,6 +277,8 @@ class Invitation:
     """The endpoints used for the check, which go into the profile."""
     signer: Address
     """The run's orchestrator on chain, which signed the answer."""
+    named_by: str
+    """Who named the endpoints; empty for the run itself."""
 
 
 @click.command()
@@ -293,9 +296,10 @@ class Invitation:
 def join(url: str, name: str | None, rpc: str | None, yes: bool, as_json: bool) -> None:
     """Learn a run's network from its orchestrator's URL, and make it the current one.
 
-    The chain must have the run and its contracts, and the run's orchestrator must have signed. But
-    an endpoint that the run names can invent a chain. Before you stake anything, give your own
-    endpoint with --rpc, and compare the contracts with addresses that you trust.
+    The chain must have the run and its contracts, and the run's orchestrator must have signed. A
+    network that you have already is asked at its own endpoint. But an endpoint that the run names
+    can invent a chain. Before you stake anything, give your own endpoint with --rpc, and compare
+    the contracts with addresses that you trust.
 
     \b
     Example:
@@ -303,10 +307,10 @@ def join(url: str, name: str | None, rpc: str | None, yes: bool, as_json: bool) 
     """
     if name is not None:
         require_name(name)
-    invited = asyncio.run(read_invitation(url, rpc))
     known = read_profiles()
+    invited = asyncio.run(read_invitation(url, rpc, known, name))
     chosen, profile = plan(known, invited, url, name)
-    facts = _facts(chosen, invited, profile, is_own=rpc is not None)
+    facts = _facts(chosen, invited, profile)
     if not as_json:
         print_facts(facts)
     for note in _notes(known, chosen, invited):
@@ -321,8 +325,12 @@ def join(url: str, name: str | None, rpc: str | None, yes: bool, as_json: bool) 
         click.echo("\n".join([f"{chosen} is the current network. Next:", *following]), err=True)
 
 
-async def read_invitation(url: str, rpc: str | None = None) -> Invitation:
-    """Return the answer of the orchestrator at a URL, checked with the chain.
+async def read_invitation(
+    url: str, rpc: str | None, known: Profiles, name: str | None
+) -> Invitation:
+    """Return the answer of the orchestrator at a URL, checked with the chain: at `rpc`, else at the
+    endpoints of the profile of that name or of one with the same chain and contracts, else at those
+    that the answer names.
 
     Raises ConfigError or ApiError when the answer must not be believed, ChainError when the chain
     lacks the contracts that the answer names.
@@ -344,7 +352,15 @@ async def read_invitation(url: str, rpc: str | None = None) -> Invitation:
         ) from error
     page = read_network(signed)
     _require_public(page, url)
-    rpcs = tuple(urls_of(rpc)) if rpc else page.rpc
+    deployment = _deployment(page)
+    same = _same_in(known, page.chain_id, deployment)
+    own = name if name in same else next(iter(same), None)
+    if rpc:
+        rpcs, named_by = tuple(urls_of(rpc)), "you"
+    elif own is not None:
+        rpcs, named_by = known.networks[own].rpc, f"your network {own}"
+    else:
+        rpcs, named_by = page.rpc, ""
     if not rpcs:
         raise ConfigError(
             "the run names no RPC endpoint", hint="give an endpoint of the chain with --rpc URL"
@@ -352,7 +368,6 @@ async def read_invitation(url: str, rpc: str | None = None) -> Invitation:
 
     from muster.api.network_document import signer_of
 
-    deployment = _deployment(page)
     async with await Chain.connect(rpcs, deployment) as chain:
         try:
             config = await chain.runs.config_of(RunId(page.run_id))
@@ -374,7 +389,7 @@ async def read_invitation(url: str, rpc: str | None = None) -> Invitation:
             f"{signer} signed, the orchestrator of run {page.run_id} is {config.orchestrator}",
             hint="this is not the run's orchestrator: do not join",
         )
-    return Invitation(page, deployment, rpcs, signer)
+    return Invitation(page, deployment, rpcs, signer, named_by)
 
 
 def _deployment(page: NetworkPage) -> Deployment:
@@ -412,7 +427,8 @@ def plan(
     """
     page = invited.page
     served = Served(orchestrator=page.orchestrator or url, relays=page.relays)
-    named = name or next((n for n in known.networks if _is_same(known.networks[n], invited)), None)
+    same = _same_in(known, page.chain_id, invited.deployment)
+    named = name or next(iter(same), None)
     named = named or (urlsplit(url).hostname or "").replace(":", "-")
     require_name(named)
     old = known.networks.get(named)
@@ -427,7 +443,7 @@ def plan(
     hint = (
         f"choose another name with --name, or remove the old network: muster network remove {named}"
     )
-    if not _is_same(old, invited):
+    if named not in same:
         raise ConfigError(f"the network {named!r} has another chain or contracts", hint=hint)
     before = old.runs.get(str(page.run_id), served)
     if before != served:
@@ -439,26 +455,25 @@ def plan(
     return named, old.model_copy(update={"runs": {**old.runs, str(page.run_id): served}})
 
 
-def _is_same(profile: NetworkProfile, invited: Invitation) -> bool:
-    if profile.chain_id != invited.page.chain_id:
-        return False
-    try:
-        found = load_deployment(profile.deployments, profile.chain_id)
-    except ConfigError:
-        return False
-    return found.contracts == invited.deployment.contracts
+def _same_in(known: Profiles, chain_id: int, deployment: Deployment) -> list[str]:
+    """Return the names of the profiles with this chain and these contracts."""
+    same = []
+    for name, profile in known.networks.items():
+        with suppress(ConfigError):
+            found = load_deployment(profile.deployments, profile.chain_id)
+            if profile.chain_id == chain_id and found.contracts == deployment.contracts:
+                same.append(name)
+    return same
 
 
-def _facts(
-    name: str, invited: Invitation, profile: NetworkProfile, *, is_own: bool
-) -> dict[str, Any]:
+def _facts(name: str, invited: Invitation, profile: NetworkProfile) -> dict[str, Any]:
     page = invited.page
     served = profile.runs[str(page.run_id)]
     return {
         "network": name,
         "chain": page.chain_id,
         "endpoint": [mask_url(rpc) for rpc in invited.rpcs],
-        "named by": "you" if is_own else "the run: ask your own with --rpc before you stake",
+        "named by": invited.named_by or "the run: ask your own with --rpc before you stake",
         "run": page.run_id,
         "orchestrator": served.orchestrator,
         "relays": list(served.relays),
@@ -469,12 +484,11 @@ def _facts(
 
 def _notes(known: Profiles, name: str, invited: Invitation) -> list[str]:
     """Return warnings about what the user should check."""
+    same = _same_in(known, invited.page.chain_id, invited.deployment)
     others = [
         other
         for other, profile in known.networks.items()
-        if other != name
-        and profile.chain_id == invited.page.chain_id
-        and not _is_same(profile, invited)
+        if other not in (name, *same) and profile.chain_id == invited.page.chain_id
     ]
     return [f"on chain {invited.page.chain_id}, {o!r} has other contracts" for o in others]
 
