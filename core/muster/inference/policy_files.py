@@ -34,7 +34,8 @@ from muster.protocol.set_aside import FILE_NAME
 _BUILDING = threading.Lock()
 _WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".peft")
 _OTHER_READING = re.compile(
-    r"adapter_(config|model)\..*|tekken\.json|tokenizer\.model\.v.*|params\.json|consolidated.*"
+    r"adapter_config\.json|adapter_model\.(bin|safetensors)|tekken\.json"
+    r"|tokenizer\.model\.v.*|params\.json|consolidated.*"
 )
 """Files from which peft, mistral-common or vLLM would load another model or tokenizer than programs
 without them."""

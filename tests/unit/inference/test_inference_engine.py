@@ -235,7 +235,8 @@ def test_folder_that_packages_would_load_otherwise_is_refused(
     policy_folder: Path, tmp_path: Path, name: str
 ) -> None:
     folder = shutil.copytree(policy_folder, tmp_path / "two models")
-    (folder / f"about-{name}.md").write_text("a file that no package reads")
+    for harmless in (f"about-{name}.md", "adapter_config.peft", "adapter_model.peft"):
+        (folder / harmless).write_text("a file that no package reads")
     TransformersEngine().load_policy(folder, PolicyVersion(0))
     (folder / name).write_text("{}")
     with pytest.raises(EngineError, match=f"holds {name}"):
