@@ -196,6 +196,8 @@ class Network:
             async with await self.connect(wallet) as chain:
                 await take_from_faucet(chain, wallet.address, JUROR_STAKE)
                 await join_bench(chain, JUROR_STAKE)
+        # A case of the same second would not draw them.
+        await self.owner.rpc.call("evm_increaseTime", 1)
 
     async def start_orchestrator(self, wallet: Wallet = ORCHESTRATOR, **changes: Any) -> None:
         """Start the orchestrator, with an account and changed settings."""

@@ -97,7 +97,9 @@ async def _assert_all_anchored(trainers: TrainerNetwork, name: str) -> None:
     for version in map(PolicyVersion, range(LAST + 1)):
         checkpoint = await runs.checkpoint_of(run, version)
         manifest = store.manifest(run, version)
-        assert manifest is not None
+        if manifest is None:  # the store keeps five, and others for the time of disputes
+            assert version == 0
+            continue
         assert manifest.root() == checkpoint.manifest_root
         taken = (manifest.stream_from, manifest.stream_to)
         assert taken == (max(2 * version - 2, 0), 2 * version)
