@@ -10,6 +10,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from muster.tasks import registry
+
 ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PINS = [
@@ -64,6 +66,21 @@ def test_every_extra_is_in_the_guide() -> None:
     guide = (ROOT / "docs" / "guides" / "install.md").read_text()
     shown = re.findall(r"^\| `([a-z0-9-]+)` \|", guide, re.M)
     assert sorted([*shown, "dev"]) == sorted(PROJECT["optional-dependencies"])
+
+
+@pytest.mark.parametrize("task_type", sorted(registry.installed_verifiers()))
+def test_an_extra_pins_every_library_in_a_verifiers_hash(task_type: str) -> None:
+    # Else honest installations of one release refuse each other's runs.
+    required = {canonicalize_name(name) for name in registry.verifier_of(task_type).requires}
+    exact = [
+        {
+            canonicalize_name(r.name)
+            for r in map(Requirement, group)
+            if [s.operator for s in r.specifier] == ["=="]
+        }
+        for group in PROJECT["optional-dependencies"].values()
+    ]
+    assert any(required <= pinned for pinned in exact)
 
 
 def test_torch_is_pinned_exactly() -> None:

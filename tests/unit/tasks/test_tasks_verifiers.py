@@ -238,7 +238,7 @@ def test_another_python_is_refused_with_both_named(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(
     ("task_type", "library"),
-    [("verifiable_math", "mpmath"), ("verifiable_math", "sympy"), ("reasoning_gym", "numpy")],
+    [("verifiable_math", "mpmath"), ("verifiable_math", "sympy"), ("reasoning_gym", "magiccube")],
 )
 def test_another_library_is_refused_and_the_hint_lists_those_installed(
     monkeypatch: pytest.MonkeyPatch, task_type: str, library: str
