@@ -18,6 +18,7 @@ from muster.protocol.errors import ApiError, PolicyUnavailable
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
 from muster.protocol.merkle import batch_root
 from muster.protocol.messages import OutcomeRecord, Submission, Ticket
+from muster.shardcast.fetcher import NamedVersions
 from worlds.client_world import (
     BEACON,
     DOMAIN,
@@ -223,6 +224,7 @@ class FakeFetcher:
 
     fetched: list[tuple[PolicyVersion, Hash32]] = field(default_factory=list)
     failures: int = 0
+    named: NamedVersions = lambda _: ()
 
     async def fetch(self, _run_id: RunId, version: PolicyVersion, root: Hash32) -> Path:
         if self.failures:

@@ -229,16 +229,19 @@ class InferenceEngine(Protocol):
 def set_aside_in(folder: Path) -> SetAside:
     """Return the list of problems set aside of a policy folder, empty without one. If the file is
     too large for any task set, its beginning is returned, which is no valid list. Raises
-    EngineError when it cannot be read.
+    EngineError when it cannot be read, or there is no such folder.
     """
     path = folder / FILE_NAME
     try:
-        if not path.is_file():
-            return NOTHING
-        with path.open("rb") as file:
-            return SetAside(file.read(MAX_BYTES + 1))
+        if path.is_file():
+            with path.open("rb") as file:
+                return SetAside(file.read(MAX_BYTES + 1))
     except OSError as error:
         raise EngineError(f"cannot read {path}: {error.strerror}") from error
+    # Looked at last: another thread may have deleted the folder meanwhile.
+    if not folder.is_dir():
+        raise EngineError(f"no policy folder at {folder}")
+    return NOTHING
 
 
 def require_samplable(request: Request) -> None:

@@ -102,7 +102,8 @@ class Fetcher:
             raise ConfigError("a fetcher needs at least one relay")
         self._cache = cache
         self._keep = keep
-        self._named = named
+        self.named = named
+        """Returns the versions that stay in the cache, besides the newest."""
         self._parallel = parallel
         self._attempts = attempts
         self._wait_s = wait_s
@@ -237,7 +238,7 @@ class Fetcher:
                     raise
                 await self._complete(part, folder, transfer, progress)
             await in_thread(install, part, folder)
-            await in_thread(drop_old, folder, self._keep, frozenset(self._named(run_id)))
+            await in_thread(drop_old, folder, self._keep, frozenset(self.named(run_id)))
         logger.info(
             "policy fetched",
             extra={

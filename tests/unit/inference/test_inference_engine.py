@@ -133,7 +133,12 @@ def test_list_of_problems_set_aside_is_the_loaded_folder_s(
 def test_list_larger_than_any_task_set_is_read_no_further(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_bytes(bytes(MAX_BYTES + 100))
     assert len(set_aside_in(tmp_path).bits) == MAX_BYTES + 1
-    assert set_aside_in(tmp_path / "nowhere") == SetAside()
+
+
+def test_missing_folder_is_no_folder_without_a_list(tmp_path: Path) -> None:
+    assert set_aside_in(tmp_path) == SetAside()
+    with pytest.raises(EngineError, match="no policy folder at"):
+        set_aside_in(tmp_path / "nowhere")
 
 
 def test_tied_weights_stay_tied_after_a_swap(

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,7 +46,7 @@ from muster.protocol.errors import (
     PolicyBroken,
     PolicyUnavailable,
 )
-from muster.protocol.ids import Hash32, PolicyVersion
+from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.messages import Ticket
 from muster.protocol.rollouts import Rollout
 from muster.protocol.set_aside import NOTHING, SetAside
@@ -94,6 +95,11 @@ class _Fetches:
         self._running: dict[_Policy, tuple[float, asyncio.Task[Path]]] = {}
         """By policy, when its fetch began; oldest first."""
 
+    @property
+    def versions(self) -> set[PolicyVersion]:
+        """The versions that are being fetched, or were fetched and not used yet."""
+        return {version for version, _ in self._running}
+
     def close(self) -> None:
         """Stop fetching."""
         for _, task in self._running.values():
@@ -103,8 +109,9 @@ class _Fetches:
         """Return a version's folder; raises PolicyUnavailable while it is still being fetched."""
         began, task = self._running.get(policy, (0.0, None))
         # A failure is repeated for a while: every batch of the version would wait for the next.
-        is_old = task is not None and self._context.clock() - began >= FETCH_REST_S
-        if task is None or (is_old and _has_failed(task)):
+        is_old = self._context.clock() - began >= FETCH_REST_S
+        # After a success, the fetcher looks whether the folder is still on the disk.
+        if task is None or (task.done() and (is_old or not _has_failed(task))):
             self._running.pop(policy, None)
             task = await self._begin(policy)
         if not task.done() or task.cancelled():
@@ -177,11 +184,26 @@ class Examiner:
         self._compute = ComputeThread()
         self._turn = asyncio.Lock()
         self._fetches = _Fetches(context, fetched)
+        self._used = Counter[PolicyVersion]()
+        context.fetcher.named = self.in_use
 
     def close(self) -> None:
         """Stop fetching and computing."""
         self._fetches.close()
         self._compute.close()
+
+    def in_use(self, _run_id: RunId) -> set[PolicyVersion]:
+        """Return the policy versions whose folders must stay on the disk."""
+        loaded = () if self.version is None else (self.version,)
+        return {*loaded, *+self._used} | self._fetches.versions
+
+    @contextmanager
+    def _using(self, version: PolicyVersion) -> Iterator[None]:
+        self._used[version] += 1
+        try:
+            yield
+        finally:
+            self._used[version] -= 1
 
     async def judge(
         self, claim: ClaimedWork, *, proofs_first: bool = False
@@ -258,24 +280,26 @@ class Examiner:
         """Return the list of a policy version, which need not be loaded."""
         if not self.context.rules.recipe.skips_problems:
             return NOTHING
-        folder = await self._fetches.folder((version, root))
-        return await asyncio.to_thread(set_aside_in, folder)
+        with self._using(version):
+            folder = await self._fetches.folder((version, root))
+            return await asyncio.to_thread(set_aside_in, folder)
 
     @asynccontextmanager
     async def holding(self, policy: _Policy) -> AsyncIterator[None]:
         """Hold the engine with a policy version, verified against the root on chain. Raises
         PolicyBroken instead of an EngineError when the policy is at fault.
         """
-        # Fetched before its turn, so that others can use the engine.
-        folder = None if self._has(policy) else await self._fetches.folder(policy)
-        async with self._turn:
-            try:
-                if not self._has(policy):
-                    await self._load(policy, folder or await self._fetches.folder(policy))
-                yield
-            except EngineError:
-                await self._suspect(policy)
-                raise
+        with self._using(policy[0]):
+            # Fetched before its turn, so that others can use the engine.
+            folder = None if self._has(policy) else await self._fetches.folder(policy)
+            async with self._turn:
+                try:
+                    if not self._has(policy):
+                        await self._load(policy, folder or await self._fetches.folder(policy))
+                    yield
+                except EngineError:
+                    await self._suspect(policy)
+                    raise
 
     async def _suspect(self, policy: _Policy) -> None:
         """Raise PolicyBroken when a policy's weights are not finite; else have it loaded anew the

@@ -20,6 +20,7 @@ from muster.protocol.prompts import Prompt, text_of
 from muster.protocol.recipe import ProofRecipe
 from muster.protocol.rollouts import ANY, Bounds, Rollout, decode_rollouts
 from muster.protocol.set_aside import NOTHING
+from muster.shardcast.fetcher import NamedVersions
 from muster.toploc import build_proofs, build_proofs_many
 
 ALPHABET = "0123456789= "
@@ -38,6 +39,8 @@ class SimulatedFetcher:
     """Mean seconds that a version takes."""
     failures: float
     """Share of fetches that no relay answers."""
+    named: NamedVersions = lambda _: ()
+    """Unused: no version is ever deleted."""
 
     _held: set[PolicyVersion] = field(default_factory=set)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -84,7 +87,9 @@ class SimulatedEngine:
 
     def load_policy(self, folder: Path, version: PolicyVersion) -> None:
         """Load a version."""
-        self.policy_version, self.set_aside = version, set_aside_in(folder)
+        # Simulated relays deliver no folder.
+        self.set_aside = set_aside_in(folder) if folder.is_dir() else NOTHING
+        self.policy_version = version
 
     def generate(
         self,

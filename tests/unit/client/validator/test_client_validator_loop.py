@@ -46,6 +46,7 @@ from muster.protocol.errors import (
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.messages import Outcomes, Reason, Verdict, unpack_records
 from muster.protocol.rollouts import Bounds, decode_rollouts, encode_rollouts
+from muster.shardcast.cache import drop_old
 from muster.telemetry import KeyValueFormatter
 
 
@@ -442,6 +443,79 @@ async def test_policy_that_drips_is_given_up_with_the_deadline_of_outcomes(
     with pytest.raises(PolicyUnavailable, match="did not arrive in 0 s"):
         await bench.judge(batch)
     assert dripping.asked == [VERSION + 1]
+
+
+class Disk(Dripping):
+    """Keeps versions as the fetcher does, on a disk with five newer ones."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        for version in range(100, 105):
+            self.path(version).mkdir(parents=True)
+
+    def path(self, version: int) -> Path:
+        return self.folder / f"v{version}"
+
+    async def fetch(self, run_id: RunId, version: PolicyVersion, root: Hash32) -> Path:
+        await super().fetch(run_id, version, root)
+        self.path(version).mkdir(exist_ok=True)
+        drop_old(self.path(version), 5, self.named(run_id))
+        return self.path(version)
+
+    async def deliver(self, bench: Bench, *versions: int) -> None:
+        """Let the validator begin to fetch versions, and deliver them all together."""
+        self.ends.clear()
+        for version in versions:
+            with pytest.raises(PolicyUnavailable, match="still being fetched"):
+                async with bench.loop.examiner.holding(policy(version)):
+                    pass
+        self.ends.set()
+        while not all(policy(version) in self.fetched for version in versions):
+            await asyncio.sleep(0)
+
+
+def policy(version: int) -> tuple[PolicyVersion, Hash32]:
+    return PolicyVersion(version), keccak(b"%d" % version)
+
+
+@pytest.fixture
+def disk(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
+    monkeypatch.setattr(examiners, "FETCH_WAIT_S", 0.01)
+    disk = Disk(tmp_path / "policies")
+    bench.change(fetcher=disk)
+    return disk
+
+
+async def test_old_versions_that_arrive_together_stay_until_each_is_used(
+    bench: Bench, disk: Disk
+) -> None:
+    versions = (11, 12, 13)
+    await disk.deliver(bench, *versions)
+    assert all(disk.path(version).is_dir() for version in versions)
+    for version in versions:
+        async with bench.loop.examiner.holding(policy(version)):
+            assert disk.path(version).is_dir()
+
+
+async def test_version_in_use_stays_while_others_arrive_and_no_longer(
+    bench: Bench, disk: Disk
+) -> None:
+    await disk.deliver(bench, 11)
+    async with bench.loop.examiner.holding(policy(11)):
+        await disk.deliver(bench, 12)
+        assert disk.path(11).is_dir()
+    async with bench.loop.examiner.holding(policy(12)):
+        await disk.deliver(bench, 13)
+    assert not disk.path(11).exists()
+    assert disk.path(12).is_dir()
+
+
+async def test_fetched_version_that_is_gone_is_fetched_again(bench: Bench, disk: Disk) -> None:
+    await disk.deliver(bench, 11)
+    disk.path(11).rmdir()
+    async with bench.loop.examiner.holding(policy(11)):
+        assert disk.path(11).is_dir()
 
 
 # Never two outcomes for one batch
