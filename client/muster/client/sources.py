@@ -260,10 +260,10 @@ class Sources:
         theirs += [url for url in self.urls if url not in self._own]
         known = {_host_of(url) for url in ours}
 
-        async def connects_to(host: str, port: int) -> str:
+        async def connects_to(host: str, port: int) -> Sequence[str]:
             if self._allows_private or (host, port) in known:
-                return host
-            return await self._hosts.address(host, port)
+                return [host]
+            return await self._hosts.require_public(host, port)
 
         relays = [*dict.fromkeys(ours), *list(dict.fromkeys(theirs))[:MAX_SOURCES]]
         return list(dict.fromkeys(relays)), connects_to

@@ -412,11 +412,11 @@ class OrchestratorApi:
         found = await self._hosts.addresses(own.host, own.port or 0)
         return bool(found) and not any(map(is_public, found))
 
-    async def connects_to(self, host: str, port: int) -> str:
-        """Return the name or address to connect to for a host that the orchestrator names; raises
-        ConnectionError when it is in a private network and the orchestrator is not.
+    async def connects_to(self, host: str, port: int) -> Sequence[str]:
+        """Return the name or the addresses to connect to for a host that the orchestrator names;
+        raises ConnectionError when it is in a private network and the orchestrator is not.
         """
-        return host if await self.is_inside() else await self._hosts.address(host, port)
+        return [host] if await self.is_inside() else await self._hosts.require_public(host, port)
 
     async def _stored(self, place: str) -> _Answered:
         http = self._http if await self.is_inside() else self._public

@@ -1,7 +1,7 @@
 """Requests to hosts that strangers name: none reaches a private network.
 
 A name may lead anywhere, and to another place the next time. So its addresses are looked up, all
-must be public, and the very address that was checked is asked.
+must be public, and only an address that was checked is asked.
 """
 
 import asyncio
@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import httpx
+
+from muster.lifecycle import in_turn
 
 KEPT_S = 60.0
 """Seconds for which addresses are kept, also those of a host that has none."""
@@ -42,11 +44,12 @@ class PrivateNetwork(ConnectionError):
 class PublicHosts:
     """Addresses of strangers' hosts, kept for a minute; all of a host's must be public.
 
-    Callers connect to the very address that was checked: a name may have another the next time.
+    Callers connect to an address that was checked: a name may have others the next time.
     """
 
     def __init__(self, resolver: Resolve, patience_s: float) -> None:
-        self._resolver, self._patience_s = resolver, patience_s
+        """`patience_s` limits a lookup, and the time to reach any of a host's addresses."""
+        self._resolver, self.patience_s = resolver, patience_s
         self._found: dict[tuple[str, int], tuple[float, Sequence[str]]] = {}
 
     async def addresses(self, host: str, port: int) -> Sequence[str]:
@@ -55,21 +58,28 @@ class PublicHosts:
         self._found = {place: found for place, found in self._found.items() if found[0] > now}
         if (host, port) not in self._found:
             try:
-                async with asyncio.timeout(self._patience_s):
+                async with asyncio.timeout(self.patience_s):
                     found = await self._resolver(host, port)
             except OSError:  # also TimeoutError
                 found = ()
             self._found[host, port] = now + KEPT_S, found
         return self._found[host, port][1]
 
-    async def address(self, host: str, port: int) -> str:
-        """Return an address to connect to; raises PrivateNetwork or another ConnectionError."""
+    async def require_public(self, host: str, port: int) -> Sequence[str]:
+        """Return a host's addresses, the one that was reached last before the others; raises
+        PrivateNetwork or another ConnectionError.
+        """
         found = await self.addresses(host, port)
         if not found:
             raise ConnectionError("its host has no address")
         if not all(map(is_public, found)):
             raise PrivateNetwork("it leads into a private network")
-        return found[0]
+        return found
+
+    def note_reached(self, host: str, port: int, address: str) -> None:
+        """Put an address before the host's others, as long as they are kept."""
+        if kept := self._found.get((host, port)):
+            self._found[host, port] = kept[0], list(dict.fromkeys([address, *kept[1]]))
 
 
 class PublicTransport(httpx.AsyncBaseTransport):
@@ -79,18 +89,31 @@ class PublicTransport(httpx.AsyncBaseTransport):
         self._hosts, self._inner = hosts, inner
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request to the checked address of its host, with the name in the SNI."""
-        host = request.url.raw_host.decode("ascii")
-        address = await self._hosts.address(host, request.url.port or 0)
-        pinned = httpx.Request(
-            request.method,
-            request.url.copy_with(host=address),
-            # A connection is not reused for another name at the same address.
-            headers={**request.headers, "connection": "close"},
-            stream=request.stream,
-            extensions={**request.extensions, "sni_hostname": host},
-        )
-        return await self._inner.handle_async_request(pinned)
+        """Send a request to the first checked address of its host that is reached, with the name
+        in the SNI.
+        """
+        host, port = request.url.raw_host.decode("ascii"), request.url.port or 0
+        found = await self._hosts.require_public(host, port)
+        refused: httpx.TransportError | None = None
+        for address, share_s in in_turn(found, self._hosts.patience_s):
+            timeout = {**request.extensions.get("timeout", {}), "connect": share_s}
+            pinned = httpx.Request(
+                request.method,
+                request.url.copy_with(host=address),
+                # A connection is not reused for another name at the same address.
+                headers={**request.headers, "connection": "close"},
+                stream=request.stream,
+                extensions={**request.extensions, "sni_hostname": host, "timeout": timeout},
+            )
+            try:
+                answer = await self._inner.handle_async_request(pinned)
+            # Nothing was sent: another address may be asked.
+            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+                refused = error
+                continue
+            self._hosts.note_reached(host, port, address)
+            return answer
+        raise refused or httpx.ConnectError("its host has no address")
 
     async def aclose(self) -> None:
         """Close the connections."""

@@ -1,5 +1,5 @@
 """The life of a process: its limits, a free port, one main coroutine, one compute thread, a clean
-stop, the variables of its children, durable files, and the machine behind an address.
+stop, the variables of its children, durable files, and the addresses of machines.
 """
 
 import asyncio
@@ -12,10 +12,11 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache, partial
+from itertools import zip_longest
 from pathlib import Path
 from random import SystemRandom
 from typing import Any, ParamSpec, TypeVar
@@ -48,6 +49,8 @@ _QUOTA_FILES = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
 _COUNTS_SUSPENSION = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _PR_SET_PDEATHSIG = 1
 _computing = 0
+MOST_TRIED = 4
+"""Most addresses of one host to connect to."""
 
 
 def uptime_s() -> float:
@@ -282,6 +285,22 @@ def _first_ephemeral() -> int:
         return int(_EPHEMERAL.read_text().split()[0])
     except (OSError, ValueError, IndexError):
         return _FIRST_EPHEMERAL
+
+
+def in_turn(addresses: Iterable[str], within_s: float) -> Iterator[tuple[str, float]]:
+    """Yield the addresses of a host to connect to one after the other, with the seconds for each.
+
+    The first keeps its place; IPv4 and IPv6 alternate, since a machine may have only one of them.
+    Each gets an equal share of the time that is left, so one that hangs leaves time for the next.
+    """
+    ends_at = time.monotonic() + within_s
+    each_once = list(dict.fromkeys(addresses))
+    alike = [each for each in each_once if (":" in each) == (":" in each_once[0])]
+    others = [each for each in each_once if each not in alike]
+    pairs = zip_longest(alike, others)
+    tried = [each for pair in pairs for each in pair if each is not None][:MOST_TRIED]
+    for number, address in enumerate(tried):
+        yield address, (ends_at - time.monotonic()) / (len(tried) - number)
 
 
 @lru_cache(maxsize=4096)

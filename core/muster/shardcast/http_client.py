@@ -11,11 +11,13 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
 
+from muster.lifecycle import in_turn
 from muster.protocol.errors import ConfigError
 
 MAX_HEAD_BYTES = 16 << 10
@@ -31,8 +33,9 @@ MAX_IDLE_PER_HOST = 16
 DEFAULT_PORTS = {"http": 80, "https": 443}
 """Port by scheme of URLs without one."""
 
-ConnectsTo = Callable[[str, int], Awaitable[str]]
-"""Returns the name or address to connect to for a host and port; raises OSError to refuse it."""
+ConnectsTo = Callable[[str, int], Awaitable[Sequence[str]]]
+"""Returns the name or the addresses to connect to for a host and port; raises OSError to refuse
+it."""
 
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: .*)?")
 
@@ -198,6 +201,7 @@ class HttpClient:
         self._headers = headers
         self._connects_to = connects_to
         self._idle: dict[str, list[Connection]] = {}
+        self._reached: dict[str, str] = {}
         self._tls: ssl.SSLContext | None = None
         self._is_closed = False
 
@@ -250,15 +254,32 @@ class HttpClient:
         if parts.scheme not in DEFAULT_PORTS or not parts.hostname:
             raise ConnectionError(f"no URL of http or https: {parts.geturl()[:80]!r}")
         host, port = parts.hostname, parts.port or DEFAULT_PORTS[parts.scheme]
-        is_tls = parts.scheme == "https"
+        ends_at = time.monotonic() + CONNECT_S
         async with asyncio.timeout(CONNECT_S):
-            _, connection = await asyncio.get_running_loop().create_connection(
-                Connection,
-                await self._connects_to(host, port) if self._connects_to else host,
-                port,
-                ssl=self._tls_context() if is_tls else None,
-                server_hostname=host if is_tls else None,
-            )
+            found = await self._connects_to(host, port) if self._connects_to else [host]
+        last = self._reached.get(_origin(parts))
+        found = sorted(found, key=lambda address: address != last)
+        refused: OSError = ConnectionError("its host has no address")
+        for address, share_s in in_turn(found, ends_at - time.monotonic()):
+            try:
+                async with asyncio.timeout(share_s):
+                    connection = await self._connect(parts.scheme, host, address, port)
+            except OSError as error:  # also TimeoutError
+                refused = error
+                continue
+            self._reached[_origin(parts)] = address
+            return connection
+        raise refused
+
+    async def _connect(self, scheme: str, host: str, address: str, port: int) -> Connection:
+        is_tls = scheme == "https"
+        _, connection = await asyncio.get_running_loop().create_connection(
+            Connection,
+            address,
+            port,
+            ssl=self._tls_context() if is_tls else None,
+            server_hostname=host if is_tls else None,
+        )
         return connection
 
     def _keep(self, parts: SplitResult, connection: Connection, head: AnswerHead) -> None:

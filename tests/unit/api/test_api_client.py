@@ -364,14 +364,54 @@ async def test_storage_is_in_our_network_only_if_the_orchestrator_is() -> None:
     own: list[httpx.Request] = []
     async with client(elsewhere("http://inside.test/a", own), resolver=private) as api:
         assert await api.file(file_hash(b"data")) == b"data"
-        assert await api.connects_to("inside.test", 80) == "inside.test"
+        assert await api.connects_to("inside.test", 80) == ["inside.test"]
 
 
 async def test_relays_that_an_orchestrator_names_are_in_our_network_only_if_it_is() -> None:
     async with client(answer({})) as api:
-        assert await api.connects_to("storage.test", 80) == "8.8.8.8"
+        assert await api.connects_to("storage.test", 80) == ["8.8.8.8"]
         with pytest.raises(ConnectionError, match="private network"):
             await api.connects_to("inside.test", 8545)
+
+
+async def test_storage_is_asked_at_every_address_until_one_is_reached() -> None:
+    """The one that was reached is asked first the next time."""
+    found = ["2606:4700::1", "2606:4700::2", "1.0.0.1", "8.8.8.8"]
+    asked: list[str] = []
+
+    async def resolver(_host: str, _port: int) -> list[str]:
+        return found
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        if request.url.host == "orchestrator.test":
+            return httpx.Response(307, headers={"location": "http://storage.test/a"})
+        asked.append(request.url.host)
+        assert request.extensions["timeout"]["connect"] <= 10.0
+        if request.url.host == "1.0.0.1":
+            raise httpx.ConnectTimeout("it hangs")
+        if request.url.host != "8.8.8.8":
+            raise httpx.ConnectError("it refuses")
+        return httpx.Response(200, content=b"data")
+
+    async with client(handle, resolver=resolver) as api:
+        assert await api.file(file_hash(b"data")) == b"data"
+        assert asked == ["2606:4700::1", "1.0.0.1", "2606:4700::2", "8.8.8.8"]
+        assert await api.file(file_hash(b"data")) == b"data"
+        assert asked[4:] == ["8.8.8.8"]
+        found[:] = ["1.0.0.1"]
+        assert await api.connects_to("other.test", 80) == ["1.0.0.1"]
+
+
+async def test_no_address_of_storage_is_asked_when_one_of_them_is_private() -> None:
+    asked: list[httpx.Request] = []
+
+    async def resolver(host: str, _port: int) -> list[str]:
+        return ["1.1.1.1", "10.0.0.7"] if host == "storage.test" else ["1.1.1.1"]
+
+    async with client(elsewhere("http://storage.test/a", asked), resolver=resolver) as api:
+        with pytest.raises(ApiError, match="it leads into a private network"):
+            await api.file(file_hash(b"data"))
+    assert [request.url.host for request in asked] == ["orchestrator.test"]
 
 
 async def test_storage_that_has_something_else_is_noticed() -> None:

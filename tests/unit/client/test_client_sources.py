@@ -468,8 +468,8 @@ async def test_relays_that_strangers_name_are_strangers() -> None:
             *("http://mine.example", "http://10.0.0.3:8700", "http://own.example"),
             *("http://inside.example", "http://evil.example"),
         ]
-        assert await connects_to("10.0.0.3", 8700) == "10.0.0.3"
-        assert await connects_to("evil.example", 80) == "1.1.1.1"
+        assert await connects_to("10.0.0.3", 8700) == ["10.0.0.3"]
+        assert await connects_to("evil.example", 80) == ["1.1.1.1"]
         with pytest.raises(PrivateNetwork):
             await connects_to("inside.example", 80)
 

@@ -1,6 +1,7 @@
 """The HTTP client against peers that answer byte by byte, wrongly, or not at all."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -83,10 +84,10 @@ async def test_get_returns_status_and_body() -> None:
 
 
 async def test_client_connects_to_the_address_that_it_is_given_or_not_at_all() -> None:
-    async def connects_to(host: str, _port: int) -> str:
+    async def connects_to(host: str, _port: int) -> list[str]:
         if host != "relay.example":
             raise ConnectionRefusedError("it leads into a private network")
-        return "127.0.0.1"
+        return ["127.0.0.1"]
 
     async with peer([OK]) as (url, served), client(connects_to=connects_to) as http:
         port = url.rpartition(":")[2]
@@ -95,6 +96,53 @@ async def test_client_connects_to_the_address_that_it_is_given_or_not_at_all() -
             await read(http, f"http://localtest.me:{port}/")
     assert served.connections == 1
     assert f"Host: relay.example:{port}\r\n".encode() in served.requests[0]
+
+
+async def test_client_tries_every_address_of_a_host_and_first_the_one_that_it_reached() -> None:
+    async def connects_to(_host: str, _port: int) -> list[str]:
+        return ["127.0.0.2", "127.0.0.1"]
+
+    async with (
+        peer([OK], [OK], closes=True) as (url, served),
+        client(connects_to=connects_to) as http,
+    ):
+        port = int(url.rpartition(":")[2])
+        assert await read(http, f"http://relay.example:{port}/") == (200, b"hello")
+        other = Peer([[OK]])
+        async with await asyncio.start_server(other.serve, "127.0.0.2", port):
+            assert await read(http, f"http://relay.example:{port}/") == (200, b"hello")
+    assert (served.connections, other.connections) == (2, 0)
+
+
+async def test_client_says_why_the_last_address_was_not_reached() -> None:
+    async def connects_to(_host: str, _port: int) -> list[str]:
+        return ["127.0.0.2", "127.0.0.3"]
+
+    async with client(connects_to=connects_to) as http:
+        with pytest.raises(ConnectionRefusedError, match=r"127\.0\.0\.3"):
+            await read(http, "http://relay.example:9/")
+
+
+async def test_an_address_that_hangs_leaves_time_for_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("muster.shardcast.http_client.CONNECT_S", 0.4)
+    # A listener whose queue is full answers no further handshake.
+    with socket.socket() as silent, socket.socket() as queued, socket.socket() as dropped:
+        silent.bind(("127.0.0.2", 0))
+        silent.listen(0)
+        place = silent.getsockname()
+        for filler in (queued, dropped):
+            filler.setblocking(False)
+            filler.connect_ex(place)
+
+        async def connects_to(_host: str, _port: int) -> list[str]:
+            return ["127.0.0.2", "127.0.0.1"]
+
+        served = Peer([[OK]])
+        server = await asyncio.start_server(served.serve, "127.0.0.1", place[1])
+        async with server, client(connects_to=connects_to) as http:
+            assert await read(http, f"http://relay.example:{place[1]}/") == (200, b"hello")
 
 
 async def test_get_understands_an_answer_in_single_bytes() -> None:

@@ -3,12 +3,12 @@ is the RPC endpoint at the chain's head, is the run open, and may this worker ta
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -27,12 +27,13 @@ from muster.client.quantities import (
     format_tokens,
 )
 from muster.client.stake import stake_command
+from muster.lifecycle import in_turn
 from muster.protocol.eip712 import Domain
 from muster.protocol.errors import ApiError
 from muster.protocol.ids import Address, RunId
 from muster.shardcast import Manifest
 from muster.shardcast.download import RelayFault, ShardClient
-from muster.shardcast.http_client import ConnectsTo
+from muster.shardcast.http_client import BadAnswer, ConnectsTo, HttpClient
 
 SECTION = "network"
 OTHER_RELAY = "try another relay with --relay URL"
@@ -65,7 +66,7 @@ async def examine_ports(
     """Return whether the addresses answer; this machine needs no open port.
 
     All of `urls` must answer, and one of the relays: the others only make fetching faster.
-    `connects_to` decides which address a relay has, and whether it is asked at all.
+    `connects_to` decides which addresses a relay has, and whether it is asked at all.
     """
     every = [*urls, *relays]
     results = await asyncio.gather(
@@ -99,12 +100,17 @@ async def _reaches(url: str, connects_to: ConnectsTo | None = None) -> bool:
         if parts.hostname is None:
             return False
         async with asyncio.timeout(TIMEOUT_S):
-            host = await connects_to(parts.hostname, port) if connects_to else parts.hostname
-            _, writer = await asyncio.open_connection(host, port)
-    except (OSError, TimeoutError, ValueError):  # ValueError: a malformed URL or host name
+            host = parts.hostname
+            found = await connects_to(host, port) if connects_to else [host]
+    except (OSError, ValueError):  # ValueError: a malformed URL or host name
         return False
-    writer.close()
-    return True
+    for address, share_s in in_turn(found, TIMEOUT_S):
+        with contextlib.suppress(OSError, ValueError):
+            async with asyncio.timeout(share_s):
+                _, writer = await asyncio.open_connection(address, port)
+            writer.close()
+            return True
+    return False
 
 
 async def examine_orchestrator(
@@ -178,7 +184,7 @@ async def examine_relays(
                 learnt.manifest = Manifest.from_bytes(data)
                 rate = await _rate(url, learnt.manifest, connects_to)
             # ValueError: a malformed URL. Muster's own ConfigError is a ValueError too.
-            except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
+            except (OSError, ValueError) as error:
                 why = str(error) or type(error).__name__
                 yield Line(SECTION, name, State.WARN, f"{url}: {why}", OTHER_RELAY)
                 continue
@@ -192,26 +198,17 @@ async def _rate(relay: str, manifest: Manifest, connects_to: ConnectsTo | None) 
     """Return the bytes per second at which a relay sends one chunk, or the start of it."""
     span = max(manifest.broadcast_spans(), key=lambda each: each.size)
     wanted = min(span.size, SAMPLE_BYTES)
-    url = httpx.URL(f"{relay.rstrip('/')}/v1/chunks/{span.digest.hex()}")
-    address = await connects_to(url.host, url.port or 0) if connects_to else url.host
-    asked: dict[str, Any] = {
-        "headers": {
-            "host": url.netloc.decode(),
-            "range": f"bytes=0-{wanted - 1}",
-            "accept-encoding": "identity",
-        },
-        "extensions": {"sni_hostname": url.host},
-    }
-    place = url.copy_with(host=address)
-    async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False) as http:
-        started = time.perf_counter()
-        received = 0
-        async with asyncio.timeout(TIMEOUT_S), http.stream("GET", place, **asked) as answer:
-            answer.raise_for_status()
-            async for part in answer.aiter_raw():
-                received += len(part)
-                if received >= wanted:
-                    break
+    http = HttpClient({"Range": f"bytes=0-{wanted - 1}"}, connects_to)
+    url = f"{relay.rstrip('/')}/v1/chunks/{span.digest.hex()}"
+    started = time.perf_counter()
+    try:
+        async with asyncio.timeout(TIMEOUT_S), http.get(url) as (head, connection):
+            if head.status not in (200, 206):
+                raise BadAnswer(f"it answered {head.status}")
+            received = min(head.length, wanted)
+            await connection.read_into(memoryview(bytearray(received)))
+    finally:
+        http.close()
     return received / max(time.perf_counter() - started, 1e-6)
 
 

@@ -406,7 +406,7 @@ async def test_a_relay_that_is_down_spoils_nothing_while_another_is_up() -> None
 
 
 async def test_a_relay_in_our_network_is_not_asked_for_a_stranger() -> None:
-    async def refuses(host: str, port: int) -> str:
+    async def refuses(host: str, port: int) -> list[str]:
         assert (host, port) == ("127.0.0.1", place)
         raise PrivateNetwork
 
