@@ -74,8 +74,9 @@ class TrainerSettings(Settings):
     file_patience_s: Annotated[float, Field(ge=0, le=604800)] = 600.0
     """Seconds for which an accepted file that neither the orchestrator nor its relays have is asked
     for before training goes on without it; at most 30 where a worker committed it directly and one
-    that it committed directly was given up before; with several sites, for ever. An orchestrator
-    that does not answer is awaited for ever."""
+    that it committed directly was given up before; ten times as long while a relay does not
+    answer; with several sites, for ever. An orchestrator that does not answer is awaited for
+    ever."""
     eval_set: Path | None = None
     """Task set of held-out problems; evaluated before the first and after the last step."""
     eval_every: Annotated[int, Field(ge=0)] = 0

@@ -1,7 +1,8 @@
 """The trainer's ports to the outside: the training stream, files, the chain, figures."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import httpx
@@ -22,12 +23,23 @@ MOST_RELAYS = 8
 """Most relays that are asked for one file."""
 
 
+class RelaysSilent(ApiError):
+    """The orchestrator does not have a file, and a relay does not say whether it has the file.
+
+    `silent_s` is the shortest time in seconds for which such a relay has not answered.
+    """
+
+    def __init__(self, message: str, *, status: int, code: str, silent_s: float) -> None:
+        super().__init__(message, status=status, code=code)
+        self.silent_s = silent_s
+
+
 class FileSource(Protocol):
     """Source of submission files; it need not be trusted."""
 
     async def file(self, submission_file_hash: Hash32) -> bytes | None:
         """Return a submission's file; None once it is given up. Raises ApiError, with a status in
-        GONE when nobody has the file now.
+        GONE when nobody has the file now, RelaysSilent when a relay may have it.
         """
 
 
@@ -40,27 +52,42 @@ class Files:
         run_id: RunId,
         *,
         transport: httpx.AsyncBaseTransport | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._api = api
         self._run_id = run_id
         self._transport = transport
+        self._clock = clock
+        self._silent_since: dict[str, float] = {}
 
     async def file(self, submission_file_hash: Hash32) -> bytes:
-        """Return a file with this hash; otherwise raises the orchestrator's ApiError."""
+        """Return a file with this hash; otherwise raises the orchestrator's ApiError, or
+        RelaysSilent.
+        """
         try:
             return await self._api.file(submission_file_hash)
         except ApiError as error:
             if error.status not in GONE:
                 raise
             found = await self._from_relays(submission_file_hash)
-            if found is None:
+            if isinstance(found, bytes):
+                return found
+            if not found:
                 raise
-            return found
+            silent_s = self._clock() - max(self._silent_since[url] for url in found)
+            raise RelaysSilent(
+                f"{error}; {len(found)} of its relays do not say whether they have it: "
+                + ", ".join(httpx.URL(url).host for url in found),
+                status=error.status,
+                code=error.code,
+                silent_s=silent_s,
+            ) from error
 
-    async def _from_relays(self, submission_file_hash: Hash32) -> bytes | None:
-        """Return the file from a relay's room: rooms hold what workers committed directly, which
-        the orchestrator may never have had.
+    async def _from_relays(self, submission_file_hash: Hash32) -> bytes | list[str]:
+        """Return the file from a relay's room, or else the relays that are silent. Rooms hold what
+        workers committed directly, which the orchestrator may never have had.
         """
+        silent = []
         for url in (await self._api.run_info(self._run_id)).relays[:MOST_RELAYS]:
             try:
                 async with (
@@ -68,9 +95,12 @@ class Files:
                     asyncio.timeout(RELAY_S),
                 ):
                     return await relay.file(submission_file_hash)
-            except (ApiError, TimeoutError):
-                continue
-        return None
+            except (ApiError, TimeoutError) as error:
+                if not isinstance(error, ApiError) or error.status not in GONE:
+                    silent.append(url)
+        now_s = self._clock()
+        self._silent_since = {url: self._silent_since.get(url, now_s) for url in silent}
+        return silent
 
 
 class MetricsSink(Protocol):

@@ -12,14 +12,14 @@ from pathlib import Path
 import httpx
 import pytest
 from trainer_fakes import KEY, FakeFiles, Feed, make_recipe, make_rollouts, no_sleep
-from worlds.internet import Internet, says
+from worlds.internet import Answer, Internet, says
 
 from muster.api import OrchestratorApi
 from muster.protocol.eip712 import Domain
 from muster.protocol.encoding import file_hash
 from muster.protocol.errors import ApiError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId, to_address
-from muster.trainer.ports import Files
+from muster.trainer.ports import Files, RelaysSilent
 from muster.trainer.stream.filters import Drop
 from muster.trainer.stream.reader import Cursor, FileBuffer, StepInput, StreamReader
 
@@ -51,16 +51,20 @@ def _orchestrator(status: int) -> Callable[[httpx.Request], httpx.Response]:
     return answer
 
 
-async def _file(internet: Internet) -> bytes:
+def _api(internet: Internet) -> OrchestratorApi:
     domain = Domain(1, to_address("0x" + "aa" * 20))
-    async with OrchestratorApi(
+    return OrchestratorApi(
         "http://orchestrator.example",
         key=KEY,
         domain=domain,
         audience=to_address("0x" + "bb" * 20),
         transport=internet,
         backoff_s=0.0,
-    ) as api:
+    )
+
+
+async def _file(internet: Internet) -> bytes:
+    async with _api(internet) as api:
         return await Files(api, RunId(1), transport=internet).file(file_hash(DATA))
 
 
@@ -87,6 +91,52 @@ async def test_whether_a_file_is_gone_is_the_orchestrators_word(status: int, sai
     assert caught.value.status == said
 
 
+@pytest.mark.parametrize(
+    ("relay", "is_silent"),
+    [
+        (says(b"", 500), True),
+        (says(b"", 403), True),
+        (says(b"other"), True),
+        (says(b"", 404), False),
+        (says(b"", 410), False),
+    ],
+    ids=["failed", "refused", "sent another file", "never had it", "deleted it"],
+)
+async def test_relay_that_does_not_say_whether_it_has_a_file_is_named(
+    relay: Answer, is_silent: bool
+) -> None:
+    internet = Internet(
+        orchestrator=_orchestrator(404), dead=says(b"", 404), liar=says(b"", 410), relay=relay
+    )
+    with pytest.raises(ApiError) as caught:
+        await _file(internet)
+    assert isinstance(caught.value, RelaysSilent) is is_silent
+    assert ("1 of its relays" in str(caught.value)) is is_silent
+    assert ("relay.example" in str(caught.value)) is is_silent
+
+
+async def test_silence_is_that_of_the_relay_that_fell_silent_last() -> None:
+    internet, clock = Internet(orchestrator=_orchestrator(404)), Clock()
+
+    async def silence(**statuses: int) -> float | None:
+        """Return how long relays are silent when they answer so, ten seconds later."""
+        clock.now += 10
+        internet.hosts.update({name: says(b"", status) for name, status in statuses.items()})
+        with pytest.raises(ApiError) as caught:
+            await files.file(file_hash(DATA))
+        return caught.value.silent_s if isinstance(caught.value, RelaysSilent) else None
+
+    async with _api(internet) as api:
+        files = Files(api, RunId(1), transport=internet, clock=clock)
+        assert await silence(dead=500, liar=404, relay=404) == 0
+        assert await silence() == 10
+        assert await silence(liar=500) == 0
+        assert await silence() == 10
+        assert await silence(liar=404) == 40
+        assert await silence(dead=404) is None
+        assert await silence(dead=500) == 0
+
+
 class Clock:
     """Time that passes with every pause."""
 
@@ -102,13 +152,17 @@ class Clock:
 
 
 class Away(FakeFiles):
-    """A source that refuses what it does not store with a status."""
+    """A source that refuses what it does not store with a status; its relays may be silent."""
 
     status = 404
+    silent_s: float | None = None
 
     async def file(self, submission_file_hash: Hash32) -> bytes:
         if submission_file_hash not in self.stored:
-            raise ApiError("no such file", status=self.status, code="file_unknown")
+            said, silent_s = ("no such file", "file_unknown"), self.silent_s
+            if silent_s is not None:
+                raise RelaysSilent(said[0], status=self.status, code=said[1], silent_s=silent_s)
+            raise ApiError(said[0], status=self.status, code=said[1])
         return await super().file(submission_file_hash)
 
 
@@ -213,15 +267,25 @@ def _feed_of(direct: Sequence[bool], workers: Sequence[int]) -> tuple[Feed, list
     return feed, digests
 
 
-async def _given_up_after(feed: Feed, folder: Path, digest: Hash32, patience_s: float) -> float:
-    """Return the seconds after which a buffer gives a file up."""
+async def _given_up_after(
+    feed: Feed,
+    folder: Path,
+    digest: Hash32,
+    patience_s: float = LONG_S,
+    silent_s: Callable[[float], float | None] = lambda _: None,
+) -> float:
+    """Return the seconds after which a buffer gives a file up, when relays are silent for
+    `silent_s` of the time.
+    """
     clock = Clock()
     buffer = FileBuffer(folder, feed.files, feed.ledger, patience_s=patience_s, clock=clock)
-    while clock.now <= 2 * LONG_S:
+    while clock.now <= 11 * LONG_S:
+        assert isinstance(feed.files, Away)
+        feed.files.silent_s = silent_s(clock.now)
         try:
             assert await buffer.file(digest) is None
         except ApiError:
-            clock.now += 1
+            clock.now += 5
         else:
             return clock.now
     return math.inf
@@ -264,9 +328,56 @@ async def test_sites_never_give_up_whoever_hid_files_before(tmp_path: Path) -> N
     assert waited_s == math.inf
 
 
-async def test_only_marks_of_direct_work_stay_on_the_disk(tmp_path: Path) -> None:
-    feed, digests = _feed_of([True, False], [1, 1])
+async def test_only_marks_of_workers_with_direct_work_stay_on_the_disk(tmp_path: Path) -> None:
+    feed, digests = _feed_of([True, False, True], [1, 2, 1])
     for digest in digests:
         assert await _given_up_after(feed, tmp_path, digest, 0.0) == 0
-    FileBuffer(tmp_path, feed.files, feed.ledger).forget_before(2)
-    assert [path.name for path in tmp_path.iterdir()] == [f"{digests[0].hex()}.missing"]
+    FileBuffer(tmp_path, feed.files, feed.ledger).forget_before(3)
+    assert [path.name for path in tmp_path.iterdir()] == ["worker-1.missing"]
+
+
+# Relays that do not answer
+
+
+@pytest.mark.parametrize(
+    ("silent_s", "expected_s"),
+    [
+        (lambda now: now, 10 * LONG_S),
+        (lambda now: 0 * now, 10 * LONG_S),
+        (lambda now: now + 9 * LONG_S, LONG_S),
+        (lambda now: now + 20 * LONG_S, LONG_S),
+        (lambda now: now if now < LONG_S / 2 else None, LONG_S),
+        (lambda now: now if now < 2 * LONG_S else None, 2 * LONG_S),
+    ],
+    ids=["always", "in turns", "before, too", "long before", "for a while", "for long"],
+)
+async def test_file_that_a_silent_relay_may_have_is_awaited_for_longer(
+    tmp_path: Path, silent_s: Callable[[float], float | None], expected_s: float
+) -> None:
+    feed, (lost,) = _feed_of([True], [1])
+    waited_s = await _given_up_after(feed, tmp_path, lost, silent_s=silent_s)
+    assert waited_s == expected_s
+
+
+async def test_no_worker_is_blamed_for_the_silence_of_relays(tmp_path: Path) -> None:
+    feed, (first, second, third) = _feed_of([True] * 3, [1] * 3)
+    assert await _given_up_after(feed, tmp_path, first, silent_s=lambda now: now) == 10 * LONG_S
+    assert [path.name for path in tmp_path.iterdir()] == [f"{first.hex()}.missing"]
+    assert await _given_up_after(feed, tmp_path, second) == LONG_S
+    # Nobody was silent about the second one.
+    assert await _given_up_after(feed, tmp_path, third) == AGAIN_S
+
+
+async def test_worker_that_hides_its_work_again_gains_little_from_silent_relays(
+    tmp_path: Path,
+) -> None:
+    feed, (first, second) = _feed_of([True, True], [1, 1])
+    assert await _given_up_after(feed, tmp_path, first) == LONG_S
+    waited_s = await _given_up_after(feed, tmp_path, second, silent_s=lambda now: now)
+    assert waited_s == 10 * AGAIN_S
+
+
+async def test_sites_never_give_up_what_a_silent_relay_may_have(tmp_path: Path) -> None:
+    feed, (lost,) = _feed_of([True], [1])
+    waited_s = await _given_up_after(feed, tmp_path, lost, math.inf, silent_s=lambda now: now)
+    assert waited_s == math.inf

@@ -11,7 +11,8 @@ unreachable or have deleted them. A file's name is its hash, so a file with othe
 used: whoever has a file may put it there. A file that the orchestrator and its relays lack for
 `patience_s` is given up: its record is consumed, and trained on in no step. That is on disk before
 the step is taken, so a repeated step leaves out the same files. A worker that commits directly what
-nobody can have delays a step so long once; its next such files are given up after `REPEATED_S`.
+nobody can have delays a step so long once; its next such files are given up after `REPEATED_S`. A
+relay that does not answer may have the file: it is awaited for longer, and nobody is blamed.
 
 Owns the order of records and decides which are usable. Knows no tensors.
 """
@@ -37,7 +38,7 @@ from muster.protocol.messages import OutcomeRecord
 from muster.protocol.recipe import PartRules, Recipe
 from muster.protocol.rollouts import Bounds, Rollout, decode_rollouts
 from muster.protocol.seeds import target_length
-from muster.trainer.ports import GONE, ChainLedger, FileSource
+from muster.trainer.ports import GONE, ChainLedger, FileSource, RelaysSilent
 from muster.trainer.stream.filters import DifficultyPools, Drop, Group, PartTally, Sieve, named
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,8 @@ REPEAT_S = 5.0
 REPEATED_S = 30.0
 """Seconds for which a file is asked for that a worker committed directly, when another one that it
 committed directly was given up before."""
+SILENT_PATIENCES = 10
+"""Patiences for which a file is asked for while a relay is silent about it."""
 LOST_HINT = (
     "find out why nobody has the file, before more is lost (docs/training.md, files that nobody "
     "has); its worker is paid as usual"
@@ -370,6 +373,8 @@ def _fields(item: StreamItem) -> dict[str, object]:
 
 _GIVEN_UP = ".missing"
 """Suffix of the empty file that stands for one that was given up."""
+_HIDER = "worker-"
+"""Prefix of the empty file that stands for a worker with a direct file that nobody had."""
 
 
 class FileBuffer:
@@ -385,7 +390,8 @@ class FileBuffer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """A file is given up when the source has said for `patience_s` that nobody has it: at most
-        for REPEATED_S where its worker did this before. With infinity no file is given up.
+        for REPEATED_S where its worker did this before, SILENT_PATIENCES times as long while a
+        relay is silent. With infinity no file is given up.
         """
         self._folder = folder
         self._source = source
@@ -411,11 +417,14 @@ class FileBuffer:
         except ApiError as error:
             if error.status not in GONE:
                 raise
-            left_s = await asyncio.to_thread(self._left_s, submission_file_hash)
+            silent_s = error.silent_s if isinstance(error, RelaysSilent) else None
+            left_s = await asyncio.to_thread(self._left_s, submission_file_hash, silent_s)
             if left_s > 0:
                 error.hint = _where_to_put(path, left_s)
                 raise
             await asyncio.to_thread(write_durably, given_up, b"")
+            if silent_s is None:
+                await asyncio.to_thread(self._blame, submission_file_hash)
             del self._lacking_since[submission_file_hash]
             return None
         if data is not None and file_hash(data) == submission_file_hash:
@@ -425,31 +434,40 @@ class FileBuffer:
 
     def forget_before(self, position: int) -> None:
         """Delete the files of records before a place in the training stream, but not the marks of
-        what workers committed directly. Blocking.
+        workers. Blocking.
         """
         names = {item.record.file_hash.hex() for item in self._ledger.stream()[position:]}
-        marks = {name + _GIVEN_UP for name in self._marked()}
         for path in self._folder.iterdir():
-            if path.name.removesuffix(_GIVEN_UP) not in names and path.name not in marks:
+            if path.name.removesuffix(_GIVEN_UP) not in names and not path.name.startswith(_HIDER):
                 path.unlink(missing_ok=True)
 
-    def _left_s(self, submission_file_hash: Hash32) -> float:
-        """Return the seconds for which a file that nobody has is still asked for. Blocking."""
+    def _left_s(self, submission_file_hash: Hash32, silent_s: float | None) -> float:
+        """Return the seconds for which a file that nobody has is still asked for, when a relay is
+        silent since `silent_s`. Blocking.
+        """
         now = self._clock()
-        since = self._lacking_since.setdefault(submission_file_hash, now)
-        return since + self._patience_of(submission_file_hash) - now
+        waited_s = now - self._lacking_since.setdefault(submission_file_hash, now)
+        patience_s = self._patience_of(submission_file_hash)
+        if silent_s is None:
+            return patience_s - waited_s
+        most_s = SILENT_PATIENCES * patience_s - max(silent_s, waited_s)
+        return max(patience_s - waited_s, most_s)
 
     def _patience_of(self, submission_file_hash: Hash32) -> float:
-        marked = {} if math.isinf(self._patience_s) else self._marked()
-        if marked and self._direct().get(submission_file_hash.hex()) in marked.values():
-            return min(self._patience_s, REPEATED_S)
-        return self._patience_s
+        if math.isinf(self._patience_s) or not any(self._folder.glob(f"{_HIDER}*")):
+            return self._patience_s
+        mark = self._mark_of(submission_file_hash)
+        return min(self._patience_s, REPEATED_S) if mark and mark.exists() else self._patience_s
 
-    def _marked(self) -> dict[str, int]:
-        """Return those of `_direct` that were given up."""
-        marks = {path.stem for path in self._folder.glob(f"*{_GIVEN_UP}")}
-        direct = self._direct() if marks else {}
-        return {name: worker for name, worker in direct.items() if name in marks}
+    def _blame(self, submission_file_hash: Hash32) -> None:
+        """Mark the worker of a file that nobody has, if it committed the file directly."""
+        mark = self._mark_of(submission_file_hash)
+        if mark is not None:
+            write_durably(mark, b"")
+
+    def _mark_of(self, submission_file_hash: Hash32) -> Path | None:
+        worker = self._direct().get(submission_file_hash.hex())
+        return None if worker is None else self._folder / f"{_HIDER}{worker}{_GIVEN_UP}"
 
     def _direct(self) -> dict[str, int]:
         """Return the workers of files that workers committed directly, by hash in hexadecimal."""
@@ -466,8 +484,8 @@ def _where_to_put(path: Path, left_s: float) -> str:
         else ("training waits for it")
     )
     return (
-        f"{until}: bring the orchestrator's files back, or have the file from its worker or a "
-        f"validator and put it at {path}"
+        f"{until}: bring the orchestrator's files and its relays back, or have the file from its "
+        f"worker or a validator and put it at {path}"
     )
 
 
