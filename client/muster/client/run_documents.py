@@ -69,15 +69,27 @@ def require_consistent(rules: Rules) -> None:
     """Raise ConfigError or TaskError when the documents contradict each other, or a required
     verifier is missing or not the pinned one: honest workers would be rejected.
     """
+    require_calibrated(rules)
+    require_verifiers(rules)
+
+
+def require_calibrated(rules: Rules) -> None:
+    """Raise ConfigError when the limits were not measured under the recipe."""
     recipe, calibration = rules.recipe, rules.calibration
     if (calibration.proof, calibration.temperature) != (recipe.proof, recipe.sampling.temperature):
         raise ConfigError(
             "the run's calibration was measured under another recipe",
             hint="the run's owner must calibrate again: muster calibrate",
         )
-    require_pinned(recipe.verifiers)
+
+
+def require_verifiers(rules: Rules) -> None:
+    """Raise TaskError when a required verifier is missing, not the pinned one, or grades wrongly
+    here.
+    """
+    require_pinned(rules.recipe.verifiers)
     one_of_each = {problem.task_type: problem for problem in rules.task_set.some(MOST_TRIED)}
-    check_task_set(one_of_each.values(), allows_judge=recipe.allows_judge)
+    check_task_set(one_of_each.values(), allows_judge=rules.recipe.allows_judge)
 
 
 async def await_orchestrator(ask: Callable[[], Awaitable[T]]) -> T:

@@ -22,7 +22,12 @@ from muster.chain import BatchView, CaseView, RunView
 from muster.client.chain_facts import HistoryView, OutcomePlace, entry_of
 from muster.client.disputes.rerun import Rerun, claim_of, measure_conduct, recompute
 from muster.client.preflight import installed_version, require_software
-from muster.client.run_documents import TASK_SETS, read_rules, require_consistent
+from muster.client.run_documents import (
+    TASK_SETS,
+    read_rules,
+    require_calibrated,
+    require_verifiers,
+)
 from muster.client.sources import Signer, Sources
 from muster.client.tickets import slot_and_policy
 from muster.client.validator.batches import is_misdeclared
@@ -46,6 +51,8 @@ POLICIES = "policies"
 """Folder of fetched policies, in the state folder."""
 FETCH_TURN_S = 600.0
 """Seconds after which a case that fetches its policy makes way for others; verified chunks stay."""
+BY_VERIFIERS = frozenset({Reason.NONE, Reason.WRONG_REWARD, Reason.WRONG_REPLY})
+"""Reasons of rulings in which a verifier or an environment takes part; accepted work has none."""
 _Version = tuple[RunId, PolicyVersion, Hash32]
 """A policy version of a run, and the root of its manifest."""
 
@@ -90,6 +97,8 @@ class CaseJudge:
     resolver: Resolve = resolve
     """Finds the addresses of strangers' hosts."""
     _rules: dict[RunId, Rules] = field(default_factory=dict)
+    _by_verifiers: dict[Hash32, int] = field(default_factory=dict)
+    """Cases whose rulings verifiers decide, with the number of claims looked at."""
     _loaded: _Version | None = None
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the case that uses the engine."""
@@ -97,7 +106,9 @@ class CaseJudge:
     async def judge(self, case: CaseView) -> tuple[Ruling, dict[str, Any]]:
         """Return the ruling on a case's work, and the recomputation.
 
-        Raises MusterError while something is missing.
+        Raises MusterError while something is missing, and TaskError when a verifier decides the
+        ruling and the run's is not here: another would find wrong rewards in honest work, or accept
+        wrong ones. Other rulings need none of the run: an owner could pin one that no juror has.
         """
         run, batch = self.view.runs[case.run_id], self.view.batches[case.batch_id]
         await self._tidy(case.run_id)
@@ -114,6 +125,10 @@ class CaseJudge:
             resolver=self.resolver,
         ) as sources:
             rules = await self._read_rules(run, case, sources)
+            claims = len(case.claims)
+            if self._by_verifiers.get(case.case_id) == claims:
+                # Recomputed already: another try must not keep the engine from other cases.
+                await asyncio.to_thread(require_verifiers, rules)
             case_at = _CaseAt(run, batch, case.position, rules, sources)
             recorded = batch.records[case.position].reason if batch.records else None
             if recorded is Reason.BATCH_MISDECLARED:
@@ -122,6 +137,9 @@ class CaseJudge:
                 found = await self._recompute(case_at, await self._entry(batch, case, sources))
                 if recorded is Reason.SAMPLER_DRIFT:
                     found = await self._with_history(case_at, found)
+        if found.record.reason in BY_VERIFIERS:
+            self._by_verifiers[case.case_id] = claims
+            await asyncio.to_thread(require_verifiers, rules)
         return Ruling(found.record.verdict, found.record.reason), _described(found)
 
     async def _read_rules(self, run: RunView, case: CaseView, sources: Sources) -> Rules:
@@ -129,9 +147,8 @@ class CaseJudge:
             # A folder of its own: two cases of a run may download from different sources.
             folder = self.folder / TASK_SETS / str(run.run_id) / case.case_id.hex()
             rules = await read_rules(sources, run.config, folder)
-            # With other verifiers than the run's it would find wrong rewards in honest work.
             require_software(rules.recipe, installed_version())
-            await asyncio.to_thread(require_consistent, rules)
+            require_calibrated(rules)
             self._rules[run.run_id] = rules
         return self._rules[run.run_id]
 

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,9 +43,20 @@ from muster.protocol.jury import BenchPlace, Ruling, summons_of
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
 from muster.protocol.rollouts import Rollout, encode_rollouts
 from muster.tasks import identities
+from muster.toploc import build_proofs
+
+
+def proofs_of(row: Rollout, engine: HashEngine) -> bytes:
+    """Return the proofs of a completion under the engine's policy."""
+    (computed,) = engine.recompute([(row.prompt_tokens, row.completion_tokens)])
+    return b"".join(build_proofs(computed.hidden_TH, chunk_tokens=4, topk=8))
+
 
 ROWS = make_rollouts(make_ticket())
 FORGED = [replace(row, task_reward=1.0 - row.task_reward) for row in ROWS]
+RESEEDED = [replace(row, sampling_seed=row.sampling_seed + 1) for row in ROWS]
+REPLIED = [replace(ROWS[0], replies=((1, 2),)), *ROWS[1:]]
+UNPROVEN = [replace(row, proofs=proofs_of(row, HashEngine())) for row in ROWS]
 URL = "http://orchestrator.example"
 
 
@@ -126,19 +136,54 @@ def world(tmp_path: Path) -> Iterator[Callable[..., World]]:
     return lambda rows, recorded, **options: World(tmp_path, rows, recorded, **options)  # type: ignore[return-value]
 
 
+def pin(shown: World, version: str | None) -> World:
+    """Have the run pin the verifier that is here, or another version of it."""
+    change = {} if version is None else {"version": version}
+    pinned = tuple(each.model_copy(update=change) for each in identities(["exact_match"]))
+    recipe = RECIPE.model_copy(update={"verifiers": pinned})
+    shown.view.runs[RUN].config.recipe_hash = recipe.hash()
+    shown.answers[f"/v1/documents/{hex0x(recipe.hash())}"] = recipe.to_bytes()
+    return shown
+
+
 @pytest.mark.parametrize(
-    ("change", "refused"), [({}, None), ({"version": "0"}, "by exact_match 0")], ids=str
+    ("rows", "expected"),
+    [
+        (ROWS, ACCEPTED),
+        (FORGED, FRAUD),
+        (REPLIED, Ruling(Verdict.FRAUD, Reason.WRONG_REPLY)),
+    ],
+    ids=["honest", "reward", "reply"],
 )
-async def test_only_the_verifiers_of_the_run_judge_its_work(
-    world: Any, change: dict[str, str], refused: str | None
+async def test_ruling_that_verifiers_decide_needs_those_of_the_run(
+    world: Any, rows: list[Rollout], expected: Ruling
 ) -> None:
-    world = world(ROWS, ACCEPTED)
-    pinned = [each.model_copy(update=change) for each in identities(["exact_match"])]
-    recipe = RECIPE.model_copy(update={"verifiers": tuple(pinned)})
-    world.view.runs[RUN].config.recipe_hash = recipe.hash()
-    world.answers[f"/v1/documents/{hex0x(recipe.hash())}"] = recipe.to_bytes()
-    with pytest.raises(TaskError, match=refused) if refused else nullcontext():
-        assert (await world.rule())[0] == ACCEPTED
+    assert (await pin(world(rows, ACCEPTED), None).rule())[0] == expected
+    judge = (shown := pin(world(rows, ACCEPTED), "0")).judge()
+    with pytest.raises(TaskError, match="by exact_match 0"):
+        await judge.judge(shown.case)
+    judge.engine = None  # type: ignore[assignment]
+    with pytest.raises(TaskError, match="by exact_match 0"):
+        await judge.judge(shown.case)  # the next try does not recompute
+
+
+@pytest.mark.parametrize("version", [None, "0"])
+@pytest.mark.parametrize(
+    ("rows", "units", "expected"),
+    [
+        (RESEEDED, {}, Ruling(Verdict.FRAUD, Reason.WRONG_SEED)),
+        (UNPROVEN, {}, Ruling(Verdict.FRAUD, Reason.TOPLOC_MISMATCH)),
+        (ROWS[:2], {}, Ruling(Verdict.INCOMPLETE, Reason.FILE_INCOMPLETE)),
+        (ROWS, {"missing_units": 1}, Ruling(Verdict.REJECTED, Reason.BATCH_MISDECLARED)),
+    ],
+    ids=["seed", "proofs", "incomplete", "misdeclared"],
+)
+async def test_ruling_that_no_verifier_decides_needs_none_of_the_run(
+    world: Any, version: str | None, rows: list[Rollout], units: dict[str, int], expected: Ruling
+) -> None:
+    # Else a run that pins a Python that no juror has could accept forged work.
+    recorded = expected if units else ACCEPTED
+    assert (await pin(world(rows, recorded, **units), version).rule())[0] == expected
 
 
 @pytest.mark.parametrize(
