@@ -35,7 +35,13 @@ from muster.api.answers import (
     SubmissionState,
     WatchedValidators,
 )
-from muster.api.public_hosts import PublicHosts, PublicTransport, Resolve, is_public, resolve
+from muster.api.public_hosts import (
+    PublicHosts,
+    PublicTransport,
+    Resolve,
+    is_public,
+    resolve_for_orchestrator,
+)
 from muster.api.routes import (
     MAX_FILE_BYTES,
     Body,
@@ -127,7 +133,7 @@ class OrchestratorApi:
         timeout_s: float = 10.0,
         clock: Callable[[], float] = time.time,
         backoff_s: float = 0.2,
-        resolver: Resolve = resolve,
+        resolver: Resolve = resolve_for_orchestrator,
     ) -> None:
         """`audience` is the orchestrator's account, or returns the one that the chain names now."""
         self._key = key

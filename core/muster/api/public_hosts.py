@@ -18,23 +18,32 @@ from muster.lifecycle import in_turn
 KEPT_S = 60.0
 """Seconds for which addresses are kept, also those of a host that has none."""
 _EMBEDS_IPV4 = ipaddress.ip_network("64:ff9b::/96")
-_RESOLVING = ThreadPoolExecutor(16, thread_name_prefix="resolve")
-"""Threads of their own: names of strangers that hang occupy none that others wait for."""
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Returns the addresses of a host and port; raises OSError when it has none."""
 
 
-async def resolve(host: str, port: int) -> list[str]:
-    """Return the addresses of a host from the system's resolver."""
-    loop = asyncio.get_running_loop()
-    try:
-        found = await loop.run_in_executor(
-            _RESOLVING, partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-        )
-    except UnicodeError as error:
-        raise OSError("no name that there could be") from error
-    return [str(address[0]) for *_, address in found]
+def _resolver(threads: ThreadPoolExecutor) -> Resolve:
+    """Return the system's resolver; a name that hangs keeps its thread after the deadline."""
+
+    async def resolve(host: str, port: int) -> Sequence[str]:
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.run_in_executor(
+                threads, partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+            )
+        except UnicodeError as error:
+            raise OSError("no name that there could be") from error
+        return [str(address[0]) for *_, address in found]
+
+    return resolve
+
+
+resolve = _resolver(ThreadPoolExecutor(16, thread_name_prefix="resolve"))
+"""Finds the addresses of names that anybody may choose."""
+resolve_for_orchestrator = _resolver(ThreadPoolExecutor(16, thread_name_prefix="resolve-named"))
+"""Finds those of an orchestrator, and of what it names: strangers' names occupy none of its
+threads."""
 
 
 class PrivateNetwork(ConnectionError):

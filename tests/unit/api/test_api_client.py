@@ -1,13 +1,17 @@
+import asyncio
 import json
+import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from muster.api import Lease, NoWork, OrchestratorApi
 from muster.api.client import ATTEMPTS
-from muster.api.public_hosts import Resolve
+from muster.api.public_hosts import Resolve, resolve
 from muster.api.routes import MAX_FILE_BYTES
 from muster.api.signing import NONCE_HEADER, SUBMISSION_HEADER, verify_request
 from muster.protocol.eip712 import Domain, address_of
@@ -412,6 +416,30 @@ async def test_no_address_of_storage_is_asked_when_one_of_them_is_private() -> N
         with pytest.raises(ApiError, match="it leads into a private network"):
             await api.file(file_hash(b"data"))
     assert [request.url.host for request in asked] == ["orchestrator.test"]
+
+
+async def test_names_of_strangers_that_hang_delay_no_lookup_for_an_orchestrator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asks, answers, many = socket.getaddrinfo, threading.Event(), 100
+
+    def getaddrinfo(host: str, port: int, **options: Any) -> Any:
+        if host.endswith(".example"):
+            answers.wait()
+        return asks("127.0.0.1", port, **options)
+
+    monkeypatch.setattr("socket.getaddrinfo", getaddrinfo)
+    async with asyncio.TaskGroup() as group, OrchestratorApi("http://orchestrator.test") as api:
+        names = [f"{number}.example" for number in range(many)]
+        hanging = [group.create_task(resolve(name, 80)) for name in names]
+        await asyncio.sleep(0)  # all are in the queue
+        try:
+            async with asyncio.timeout(5):
+                assert await api.is_inside()
+            assert not any(task.done() for task in hanging)
+        finally:
+            answers.set()
+    assert [task.result() for task in hanging] == [["127.0.0.1"]] * many
 
 
 async def test_storage_that_has_something_else_is_noticed() -> None:
