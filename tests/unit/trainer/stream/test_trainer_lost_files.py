@@ -11,7 +11,16 @@ from pathlib import Path
 
 import httpx
 import pytest
-from trainer_fakes import KEY, FakeFiles, Feed, make_recipe, make_rollouts, no_sleep
+from trainer_fakes import (
+    KEY,
+    FakeFiles,
+    FakeLedger,
+    Feed,
+    Item,
+    make_recipe,
+    make_rollouts,
+    no_sleep,
+)
 from worlds.internet import Answer, Internet, says
 
 from muster.api import OrchestratorApi
@@ -334,6 +343,28 @@ async def test_only_marks_of_workers_with_direct_work_stay_on_the_disk(tmp_path:
         assert await _given_up_after(feed, tmp_path, digest, 0.0) == 0
     FileBuffer(tmp_path, feed.files, feed.ledger).forget_before(3)
     assert [path.name for path in tmp_path.iterdir()] == ["worker-1.missing"]
+
+
+class _CountingLedger(FakeLedger):
+    """A ledger that counts the questions about its records."""
+
+    asked = 0
+
+    def is_direct(self, item: Item) -> bool:
+        self.asked += 1
+        return super().is_direct(item)
+
+
+async def test_stream_is_searched_once_for_a_lost_file_however_often_it_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    """To ask about every record of a million takes a second."""
+    feed, (first, second, *_) = _feed_of([True] * 10, [1] * 10)
+    feed.ledger = ledger = _CountingLedger(feed.ledger.items)
+    assert await _given_up_after(feed, tmp_path, first) == LONG_S
+    assert await _given_up_after(feed, tmp_path, second) == AGAIN_S
+    FileBuffer(tmp_path, feed.files, ledger).forget_before(2)
+    assert ledger.asked == 2
 
 
 # Relays that do not answer

@@ -377,6 +377,16 @@ _HIDER = "worker-"
 """Prefix of the empty file that stands for a worker with a direct file that nobody had."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Lack:
+    """A file that nobody has."""
+
+    since_s: float
+    """When it was first asked for in vain, on the buffer's clock."""
+    mark: Path | None
+    """The mark of the worker that committed it directly; None when nobody did."""
+
+
 class FileBuffer:
     """A file source with a cache on disk, which gives up files that nobody has."""
 
@@ -398,7 +408,7 @@ class FileBuffer:
         self._ledger = ledger
         self._patience_s = patience_s
         self._clock = clock
-        self._lacking_since: dict[Hash32, float] = {}
+        self._lacking: dict[Hash32, _Lack] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
     async def file(self, submission_file_hash: Hash32) -> bytes | None:
@@ -418,17 +428,21 @@ class FileBuffer:
             if error.status not in GONE:
                 raise
             silent_s = error.silent_s if isinstance(error, RelaysSilent) else None
-            left_s = await asyncio.to_thread(self._left_s, submission_file_hash, silent_s)
+            lack = self._lacking.get(submission_file_hash)
+            if lack is None:
+                lack = await asyncio.to_thread(self._lack_of, submission_file_hash)
+                self._lacking[submission_file_hash] = lack
+            left_s = await asyncio.to_thread(self._left_s, lack, silent_s)
             if left_s > 0:
                 error.hint = _where_to_put(path, left_s)
                 raise
             await asyncio.to_thread(write_durably, given_up, b"")
-            if silent_s is None:
-                await asyncio.to_thread(self._blame, submission_file_hash)
-            del self._lacking_since[submission_file_hash]
+            if silent_s is None and lack.mark is not None:
+                await asyncio.to_thread(write_durably, lack.mark, b"")
+            del self._lacking[submission_file_hash]
             return None
         if data is not None and file_hash(data) == submission_file_hash:
-            self._lacking_since.pop(submission_file_hash, None)
+            self._lacking.pop(submission_file_hash, None)
             await asyncio.to_thread(_write, path, data)
         return data
 
@@ -441,40 +455,26 @@ class FileBuffer:
             if path.name.removesuffix(_GIVEN_UP) not in names and not path.name.startswith(_HIDER):
                 path.unlink(missing_ok=True)
 
-    def _left_s(self, submission_file_hash: Hash32, silent_s: float | None) -> float:
-        """Return the seconds for which a file that nobody has is still asked for, when a relay is
-        silent since `silent_s`. Blocking.
+    def _lack_of(self, submission_file_hash: Hash32) -> _Lack:
+        """Return the lack of a file that nobody has, which begins now. Blocking."""
+        # A file is trained on for its first record.
+        for item in self._ledger.stream():
+            if item.record.file_hash == submission_file_hash:
+                mark = self._folder / f"{_HIDER}{item.record.worker_id}{_GIVEN_UP}"
+                return _Lack(self._clock(), mark if self._ledger.is_direct(item) else None)
+        return _Lack(self._clock(), None)
+
+    def _left_s(self, lack: _Lack, silent_s: float | None) -> float:
+        """Return the seconds for which a file that nobody has is still asked for, when a relay has
+        been silent for `silent_s`. Blocking.
         """
-        now = self._clock()
-        waited_s = now - self._lacking_since.setdefault(submission_file_hash, now)
-        patience_s = self._patience_of(submission_file_hash)
+        waited_s, patience_s = self._clock() - lack.since_s, self._patience_s
+        if lack.mark is not None and not math.isinf(patience_s) and lack.mark.exists():
+            patience_s = min(patience_s, REPEATED_S)
         if silent_s is None:
             return patience_s - waited_s
         most_s = SILENT_PATIENCES * patience_s - max(silent_s, waited_s)
         return max(patience_s - waited_s, most_s)
-
-    def _patience_of(self, submission_file_hash: Hash32) -> float:
-        if math.isinf(self._patience_s) or not any(self._folder.glob(f"{_HIDER}*")):
-            return self._patience_s
-        mark = self._mark_of(submission_file_hash)
-        return min(self._patience_s, REPEATED_S) if mark and mark.exists() else self._patience_s
-
-    def _blame(self, submission_file_hash: Hash32) -> None:
-        """Mark the worker of a file that nobody has, if it committed the file directly."""
-        mark = self._mark_of(submission_file_hash)
-        if mark is not None:
-            write_durably(mark, b"")
-
-    def _mark_of(self, submission_file_hash: Hash32) -> Path | None:
-        worker = self._direct().get(submission_file_hash.hex())
-        return None if worker is None else self._folder / f"{_HIDER}{worker}{_GIVEN_UP}"
-
-    def _direct(self) -> dict[str, int]:
-        """Return the workers of files that workers committed directly, by hash in hexadecimal."""
-        # Backwards, because a file is trained on for its first record.
-        items = reversed(self._ledger.stream())
-        records = (item.record for item in items if self._ledger.is_direct(item))
-        return {record.file_hash.hex(): record.worker_id for record in records}
 
 
 def _where_to_put(path: Path, left_s: float) -> str:
