@@ -15,6 +15,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from muster.app.cli import muster
+from muster.trainer.create import IMAGE_PYTHON, pythons_beside_image
 
 ROOT = Path(__file__).parents[3]
 UNITS = sorted((ROOT / "ops" / "systemd").glob("*.service"))
@@ -35,6 +36,14 @@ def require_known(words: list[str]) -> None:
         command = found
     known = {option for p in command.get_params(context) for option in p.opts}
     assert {word for word in words if word.startswith("--")} <= known
+
+
+def test_owner_is_told_of_a_python_that_the_image_has_not() -> None:
+    assert set(re.findall(r"^FROM python:(\d+\.\d+)-", CONTAINERFILE.read_text(), re.M)) == {
+        IMAGE_PYTHON
+    }
+    pinned = [f"2 (CPython {IMAGE_PYTHON})", "2", "2 (CPython 3.99, programs: python 3.98)"]
+    assert [pythons_beside_image([each]) for each in pinned] == [[], [], ["3.98", "3.99"]]
 
 
 # systemd

@@ -9,6 +9,7 @@ seconds; `try_model` loads the model and tries it on a sample of the problems.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -49,6 +50,8 @@ CHECKED, CHECKED_TOKENS = 4, 256
 """Number of samples in the timed check, and the most tokens of each."""
 TOKEN_BYTES = 4
 """Bytes of a token in a submission's file, before compression."""
+IMAGE_PYTHON = "3.11"
+"""The Python of the container image (ops/container/Containerfile)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +221,12 @@ def check_documents(plan: RunPlan) -> Documents:
     task_set.require_parts(plan.recipe)
     task_types = _admitted_task_types(plan, task_set)
     recipe = pinned_recipe(plan.recipe, task_types, plan.model)
+    if unusual := pythons_beside_image([each.version for each in recipe.verifiers]):
+        logger.warning(
+            "the run pins a Python that the container image does not have: all nodes need it, and "
+            "jurors without it restore no honest work",
+            extra={"pinned": ", ".join(unusual), "image": IMAGE_PYTHON},
+        )
     calibration = _calibration(plan)
     require_files_fit(plan.recipe, calibration.model.hidden_size)
     return Documents(recipe, calibration, task_set)
@@ -237,6 +246,12 @@ def _admitted_task_types(plan: RunPlan, task_set: TaskSet) -> list[str]:
             "refused task set accepted with --admit-anyway", extra={"reason": found.summary()}
         )
     return sorted(found.task_types)
+
+
+def pythons_beside_image(versions: Iterable[str]) -> list[str]:
+    """Return the Pythons that versions of verifiers name, without the container image's."""
+    named = {each for version in versions for each in re.findall(r"ython (\d+\.\d+)", version)}
+    return sorted(named - {IMAGE_PYTHON})
 
 
 def pinned_recipe(recipe: Recipe, task_types: Iterable[str], model: Path | None) -> Recipe:
