@@ -49,6 +49,7 @@ GAS_AND_BYTES = {
     "rotate": (200_000, 600),
     "vote": (400_000, 600),
     "show": (400_000, 8000),
+    "show and post": (1_000_000, 24_000),
     "dispute": (500_000, 3400),
 }
 """Upper bounds of each command's gas and signed bytes (`make bench-gas`)."""
@@ -154,17 +155,19 @@ async def require_gas(
         )
 
 
-async def warn_of_gas(chain: Chain, account: Address, command: str, need: str) -> None:
-    """Log a warning when an account cannot pay for a command that it may have to send later.
+async def warn_of_gas(
+    chain: Chain, account: Address, command: str, need: str, *, share: float = 1
+) -> None:
+    """Log a warning when an account cannot pay for a command that it may have to send later, out of
+    the share of its coin that it may spend.
 
     `need` says what the gas is needed for.
     """
     held, needed = await coins_of(chain, account), await gas_money(chain, command)
-    if held < needed.wei:
-        logger.warning(
-            f"too little gas money {need}",
-            extra={"holds": format_coins(held), "once_takes": str(needed)},
-        )
+    must_hold = int(needed.wei / share)
+    if held < must_hold:
+        fields = {"once_takes": str(needed), "must_hold": format_coins(must_hold)}
+        logger.warning(f"too little gas money {need}", extra={"holds": format_coins(held)} | fields)
 
 
 async def require_cold(chain: Chain, account: Address) -> None:

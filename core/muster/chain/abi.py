@@ -415,6 +415,8 @@ class Receipt:
     """Gas that it used."""
     events: list[Event]
     """The events it emitted from our contracts, in order."""
+    cost_wei: int = 0
+    """Wei that its sender paid for gas, and on an OP stack chain for data on its L1."""
 
     def event(self, name: str) -> Event:
         """Return its first event of a name; raises ChainError when there is none."""

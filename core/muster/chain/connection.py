@@ -316,11 +316,16 @@ class Chain:
             events = [self.events.decode(log, time) for log in logs]
         except EncodingError as error:
             raise garbled(f"the receipt of {receipt['transactionHash']}: {error}") from error
+        gas = from_hex(member(receipt, "gasUsed"))
+        price, l1_fee = (
+            from_hex(receipt.get(name) or "0x0") for name in ("effectiveGasPrice", "l1Fee")
+        )
         return Receipt(
             tx_hash=receipt["transactionHash"],
             block_number=from_hex(receipt["blockNumber"]),
-            gas_used=from_hex(member(receipt, "gasUsed")),
+            gas_used=gas,
             events=[event for event in events if event is not None],
+            cost_wei=gas * price + l1_fee,
         )
 
 

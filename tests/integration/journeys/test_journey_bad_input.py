@@ -13,6 +13,7 @@ from client_network import NODES, THIRD, TOKEN, VALIDATORS, WORKERS, Network, op
 
 from muster.app.cli import exit_code, muster
 from muster.chain import Chain
+from muster.client.preflight import gas_money
 from muster.client.settings import ValidatorSettings, WorkerSettings
 from muster.client.validator.process import run_validator, warn_of_little
 from muster.client.worker.process import run_worker
@@ -118,6 +119,12 @@ async def test_a_validator_is_told_what_it_will_lack(
         "too little gas money to show outcomes on chain",
         "stake is below what a validator must hold",
     ]
+    # A budget is a twentieth of what the account holds.
+    once, rpc = await gas_money(network.owner, "show and post"), network.owner.rpc
+    for times, count in ((10, 2), (40, 1)):
+        await rpc.call("anvil_setBalance", NOBODY, hex(times * once.wei))
+        assert len(await said_to(to_address(NOBODY))) == count
+    await rpc.call("anvil_setBalance", NOBODY, "0x0")
 
 
 async def test_a_jailed_worker_is_told_the_way_back(network: Network, tmp_path: Path) -> None:

@@ -139,12 +139,15 @@ async def test_receipt_carries_the_events_of_our_contracts(node: FakeNode, timed
             "blockNumber": hex(block.number),
             "blockHash": "0x" + block.hash.hex(),
             "gasUsed": "0x10",
+            "effectiveGasPrice": "0x3",
+            "l1Fee": None if timed else "0x5",
             "logs": [stranger, log],
         },
     }
     chain = Chain(node.rpc, DEPLOYMENT, key=KEY)
     batch_id, receipt = await chain.ledger.commit_batch(RunId(1), bytes(32), 1, 9)  # type: ignore[arg-type]
     assert (batch_id, receipt.gas_used, len(receipt.events)) == (4, 16, 1)
+    assert receipt.cost_wei == (48 if timed else 53)
     assert receipt.events[0].block_timestamp == block.timestamp
     with pytest.raises(ChainError, match="emitted no RunCreated"):
         receipt.event("RunCreated")

@@ -268,7 +268,7 @@ JSON = st.recursive(
         st.sampled_from(
             ["number", "hash", "timestamp", "logs", "topics", "data", "address", "blockHash",
              "blockNumber", "logIndex", "status", "transactionHash", "baseFeePerGas", "parentHash",
-             "logsBloom", "removed", "gasUsed"]
+             "logsBloom", "removed", "gasUsed", "effectiveGasPrice", "l1Fee"]
         ),
         inner,
         max_size=5,

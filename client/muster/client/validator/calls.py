@@ -33,7 +33,7 @@ from muster.client.preflight import coins_of
 from muster.client.quantities import format_coins
 from muster.protocol.eip712 import Domain, address_of, signer_of
 from muster.protocol.encoding import hex0x, keccak
-from muster.protocol.errors import ApiError, EncodingError
+from muster.protocol.errors import ApiError, ContractRevert, EncodingError
 from muster.protocol.ids import Address, BatchName, Hash32, RunId
 from muster.protocol.messages import OutcomeRecord, Outcomes, Verdict, unpack_records
 from muster.protocol.schedule import (
@@ -204,7 +204,8 @@ LAST_POST_AT = 0.94
 """Share from which every validator posts."""
 GAS_SHARE = 0.1
 """Share of its coin that a validator spends at most on these steps in one outcome deadline: junk
-that an orchestrator commits and never posts must not empty its account."""
+that an orchestrator commits and never posts must not empty its account. The post of a batch that it
+has shown is always made."""
 COMMITTED_SHARE, JUNK_SHARE = 0.5, 0.25
 """Parts of this share for what the orchestrator commits, which costs it nothing until outcomes are
 posted, and for batches of which no outcome pays or slashes anybody. The rest is for direct batches,
@@ -318,8 +319,12 @@ class ShowingDuty:
         self._contents = contents
         self._compared: set[BatchName] = set()
         """Batches whose posted records were compared with what they hold."""
-        self._purse: tuple[float, int] | None = None
-        """Clock time and coins at which the present budget began."""
+        self._budget_began = float("-inf")
+        """Clock time at which the present budget began."""
+        self._spent = 0
+        """Coin that transactions have cost since then."""
+        self._failed_posts: set[BatchName] = set()
+        """Batches whose post was reverted on the chain, which costs gas."""
         self._time = ChainClock(chain, context.clock)
         self._steps = Steps(context.clock, retry_s=RETRY_S, overtaken=_OVERTAKEN)
 
@@ -359,27 +364,24 @@ class ShowingDuty:
         """Return whether the gas budget allows another transaction about these records."""
         now, held = self.context.clock(), await coins_of(self.chain, self.me)
         window_s = self.context.windows.outcome_deadline_s
-        if self._purse is None or now - self._purse[0] >= window_s:
-            self._purse = (now, held)
-        elif held > self._purse[1]:
-            self._purse = (self._purse[0], held)
-        spent = self._purse[1] - held
+        if now - self._budget_began >= window_s:
+            self._budget_began, self._spent = now, 0
         part, what = 1.0, "no outcomes are shown"
         if not _worth_of_packed(records):
             part, what = JUNK_SHARE, "junk is not shown"
         elif batch.work is None:
             part, what = COMMITTED_SHARE, "only direct batches are shown"
-        budget = GAS_SHARE * part * self._purse[1]
-        if spent < budget:
+        budget = GAS_SHARE * part * (held + self._spent)
+        if self._spent < budget:
             return True
         self._steps.report(
-            ("gas budget", self._purse[0], part),
+            ("gas budget", self._budget_began, part),
             f"gas budget is spent: {what} for now",
             batch_id=batch.batch_id,
-            spent=format_coins(spent),
+            spent=format_coins(self._spent),
             budget=format_coins(int(budget)),
             holds=format_coins(held),
-            renewed_in_s=int(self._purse[0] + window_s - now),
+            renewed_in_s=int(self._budget_began + window_s - now),
             hint=f"send {self.me} more of the chain's coin, which raises the budget; if the run's "
             f"orchestrator posts nothing, leave the seat: muster validator leave --run "
             f"{batch.run_id}",
@@ -417,7 +419,8 @@ class ShowingDuty:
         if not await self._affords(batch, records):
             return
         ledger = self.chain.once(named).ledger
-        await ledger.show_outcomes(batch.header(), records_hash, told, signature)
+        receipt = await ledger.show_outcomes(batch.header(), records_hash, told, signature)
+        self._spent += receipt.cost_wei
         what = "withheld" if records_hash == WITHHELD else "outcomes"
         logger.warning("shown on chain", extra={"batch_id": batch.batch_id, "what": what})
 
@@ -433,11 +436,20 @@ class ShowingDuty:
             await self._show(batch, WITHHELD, b"")
 
     async def _post(self, batch: BatchView, records: bytes, signatures: bytes) -> None:
-        if not await self._affords(batch, records):
+        # Showing a batch is in vain unless somebody posts it, so its post needs no budget.
+        is_shown = any(self.me in signed for signed in batch.shown.values())
+        is_free = is_shown and batch.name not in self._failed_posts
+        if not is_free and not await self._affords(batch, records):
             return
         named = f"post outcomes of batch {batch.batch_id}, {hex0x(batch.root)}"
         ledger = self.chain.once(named).ledger
-        await ledger.post_outcomes(batch.header(), records, signatures)
+        try:
+            receipt = await ledger.post_outcomes(batch.header(), records, signatures)
+        except ContractRevert as error:
+            if error.tx is not None:
+                self._failed_posts.add(batch.name)
+            raise
+        self._spent += receipt.cost_wei
         logger.warning("posted what a quorum showed", extra={"batch_id": batch.batch_id})
 
     async def _report_doubles(self, batch: BatchView) -> None:

@@ -20,7 +20,7 @@ from muster.client.run_documents import TASK_SETS, fetch_rules, require_consiste
 from muster.client.settings import ValidatorSettings
 from muster.client.stake import FAUCET_CHAIN_ID
 from muster.client.validator.batches import OtherSources
-from muster.client.validator.calls import ShowingDuty, Windows
+from muster.client.validator.calls import COMMITTED_SHARE, GAS_SHARE, ShowingDuty, Windows
 from muster.client.validator.checking_proofs import CheckingStore
 from muster.client.validator.context import ValidatorContext
 from muster.client.validator.decoding import FileDecoder
@@ -111,7 +111,7 @@ async def read_windows(chain: Chain) -> Windows:
 async def warn_of_little(chain: Chain, run_id: RunId, account: Address) -> None:
     """Warn if a validator lacks gas for showing outcomes, or stake for its seat."""
     need = "to show outcomes on chain, should the orchestrator keep them"
-    await warn_of_gas(chain, account, "show", need)
+    await warn_of_gas(chain, account, "show and post", need, share=GAS_SHARE * COMMITTED_SHARE)
     staked = await chain.vault.active_stake(run_id, account)
     required = await chain.runs.required_validator_stake()
     if staked < required:

@@ -22,7 +22,7 @@ from worlds.client_world import (
     sign_submission,
 )
 
-from muster.chain import BatchStatus, LeasedWork, Offence
+from muster.chain import BatchStatus, LeasedWork, Offence, Receipt
 from muster.client.validator.calls import (
     LAST_POST_AT,
     NEXT_POSTS,
@@ -99,17 +99,18 @@ class Contracts:
     async def latest_block(self) -> Any:
         return SimpleNamespace(number=self.time_s, timestamp=self.time_s)
 
-    async def _send(self, what: str, args: Any) -> None:
+    async def _send(self, what: str, args: Any) -> Receipt:
         if self.refusal:
             raise self.refusal
         self.coins -= 1
         self.sent.append((what, args))
+        return Receipt("0x", 1, 1, [], cost_wei=1)
 
-    async def show_outcomes(self, *args: Any) -> None:
-        await self._send("show", args)
+    async def show_outcomes(self, *args: Any) -> Receipt:
+        return await self._send("show", args)
 
-    async def post_outcomes(self, *args: Any) -> None:
-        await self._send("post", args)
+    async def post_outcomes(self, *args: Any) -> Receipt:
+        return await self._send("post", args)
 
     async def prove_double_outcome(self, *args: Any) -> None:
         await self._send("prove", args)
@@ -295,12 +296,45 @@ async def test_gas_budget_is_renewed_with_time_and_raised_with_coin(bench: Bench
         junk(bench, number, ACCEPTED, is_direct=True)
     await bench.at(SHOW_AT)
     assert shown_batches(bench) == [2, 3, 4, 5]
-    bench.chain.coins = 60
+    bench.chain.coins = 56
     await bench.at(SHOW_AT)
-    assert len(shown_batches(bench)) == 4 + 6
+    assert len(shown_batches(bench)) == 4 + 2
     bench.seconds += WINDOWS.outcome_deadline_s
     await bench.at(SHOW_AT + 0.01)
-    assert len(shown_batches(bench)) == 4 + 6 + 6
+    assert len(shown_batches(bench)) == 4 + 2 + 6
+
+
+async def test_coin_that_is_withdrawn_is_not_spent(bench: Bench) -> None:
+    bench.chain.coins = 100
+    junk(bench, 2, ACCEPTED)
+    await bench.at(SHOW_AT)
+    assert shown_batches(bench) == [2]
+    bench.chain.coins -= 50
+    for number in range(3, 9):
+        junk(bench, number, ACCEPTED)
+    await bench.at(SHOW_AT + 0.01)
+    assert shown_batches(bench) == [2, 3, 4]
+
+
+async def test_what_was_shown_is_posted_without_budget_until_a_post_costs_gas_in_vain(
+    bench: Bench,
+) -> None:
+    bench.chain.coins = 10
+    bench.judge()
+    junk(bench, 2, ACCEPTED)
+    assert await bench.at(SHOW_AT) == ["show"]
+    assert shown_batches(bench) == [1]
+    for batch in bench.view.batches.values():
+        show(batch, ACCEPTED, PEER, THIRD)
+    bench.chain.refusal = ContractRevert("LedgerInvalidSigner", ())
+    assert await bench.at(LAST_POST_AT) == []
+    bench.chain.refusal = None
+    assert await bench.at(LAST_POST_AT) == ["post"]
+    assert bench.chain.sent[-1][1][0].batch_id == 1
+    bench.chain.refusal = ContractRevert("LedgerInvalidSigner", (), tx="0x")
+    assert await bench.at(LAST_POST_AT) == []
+    bench.chain.refusal = None
+    assert await bench.at(LAST_POST_AT) == []
 
 
 async def test_validator_without_coin_says_that_it_shows_nothing(
