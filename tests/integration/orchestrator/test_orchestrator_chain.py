@@ -110,7 +110,7 @@ async def test_waiting_submissions_are_committed_once_when_killed_in_between(
 
 
 async def test_start_is_refused_when_the_run_does_not_exist(network: Network) -> None:
-    with pytest.raises(ConfigError, match="run 9 does not exist"):
+    with pytest.raises(ConfigError, match="there is no run 9"):
         async with running(network, run=9):
             pass
 

@@ -352,7 +352,7 @@ def test_runner_that_the_machine_killed_is_no_outcome(
 
     monkeypatch.setattr(running._Run, "_take", kill)
     with pytest.raises(SandboxUnavailable, match="the runner was killed"):
-        run(sandbox, "print(1)")
+        run(sandbox, "while True: pass")
 
 
 def test_program_that_was_killed_for_want_of_memory_is_no_outcome(
