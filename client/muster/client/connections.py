@@ -52,6 +52,15 @@ class Connected:
     """Where policies come from."""
     relays: tuple[str, ...]
     """URLs of the run's relays."""
+    are_relays_chosen: bool
+    """Whether the relays are those of our settings; else the orchestrator names them."""
+
+    async def own_relays(self) -> tuple[str, ...]:
+        """Return the relays that may be in a private network: those that an orchestrator names
+        only if it is in one itself.
+        """
+        is_own = self.are_relays_chosen or await self.api.is_inside()
+        return self.relays if is_own else ()
 
     async def read_until(self, settings: NodeSettings, is_there: Callable[[], bool]) -> None:
         """Read the view on while it lacks what may be on chain but unconfirmed: `read_until`."""
@@ -115,7 +124,8 @@ async def connect(
                 connects_to=None if settings.relay else api.connects_to,
             )
         )
-        yield Connected(chain, view, run, domain, api, fetcher, tuple(relays))
+        is_chosen = bool(settings.relay)
+        yield Connected(chain, view, run, domain, api, fetcher, tuple(relays), is_chosen)
 
 
 def make_engine(settings: EngineSettings) -> InferenceEngine:

@@ -246,14 +246,17 @@ class Sources:
         """Return relays of a run, and what a client connects to for their hosts.
 
         The relays are `own`, those that orchestrators among the sources name, and the sources,
-        which may themselves be relays; strangers' come last.
+        which may themselves be relays; strangers' come last. What our own orchestrator names is a
+        stranger's, unless the orchestrator is in a private network.
         """
         asked = await asyncio.gather(*(self.run_info(run_id, url) for url in self.urls))
         ours, theirs = list(own), list[str]()
         for source, info in zip(self.urls, asked, strict=True):
             named = [*info.relays, info.origin] if info else []
             if source in self._own:
-                ours += [*(url for url in named if not url_fault(url)), source]
+                is_ours = bool(named) and await self._is_inside(source)
+                (ours if is_ours else theirs).extend(url for url in named if not url_fault(url))
+                ours.append(source)
             else:
                 allows = self._allows_private
                 theirs += [url for url in named if _is_askable(url, allows_private=allows)]

@@ -459,7 +459,7 @@ async def test_relays_that_strangers_name_are_strangers() -> None:
             "http://10.0.0.4:8545", "http://evil.example/a?b", "no URL", "http://inside.example"
         ),
     )
-    _, resolver = looks_up(evil="1.1.1.1", inside="127.0.0.1")
+    _, resolver = looks_up(own="10.0.0.2", evil="1.1.1.1", inside="127.0.0.1")
     async with Sources(
         url("own"), named=url("evil"), transport=internet, patience=QUICK, resolver=resolver
     ) as sources:
@@ -472,6 +472,19 @@ async def test_relays_that_strangers_name_are_strangers() -> None:
         assert await connects_to("evil.example", 80) == ["1.1.1.1"]
         with pytest.raises(PrivateNetwork):
             await connects_to("inside.example", 80)
+
+    _, resolver = looks_up(own="1.1.1.2", evil="1.1.1.1", **{"10": "10.0.0.3"})
+    async with Sources(
+        url("own"), named=url("evil"), transport=internet, patience=QUICK, resolver=resolver
+    ) as public:
+        relays, connects_to = await public.relays(RunId(1), ["http://mine.example"])
+        assert relays == [
+            *("http://mine.example", "http://own.example", "http://10.0.0.3:8700"),
+            *("http://inside.example", "http://evil.example"),
+        ]
+        assert await connects_to("own.example", 80) == ["own.example"]
+        with pytest.raises(PrivateNetwork):
+            await connects_to("10.0.0.3", 8700)
 
 
 def test_no_list_of_sources_is_endless() -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -271,7 +271,11 @@ class OtherSources:
     view: ChainView
     """View of the chain, kept up to date by another task."""
     relays: Sequence[str]
-    """Our own sources."""
+    """URLs of the run's relays."""
+    own_relays: Callable[[], Awaitable[Sequence[str]]] | None = None
+    """Returns those of the relays that may be in a private network and are asked first; None: all
+    are.
+    """
     allows_private: bool = False
     """Whether strangers' sources may resolve to private addresses; for a devnet."""
     transport: httpx.AsyncBaseTransport | None = None
@@ -294,21 +298,19 @@ class OtherSources:
         for batch in self.view.batches.values():
             if batch.run_id == self.run_id and batch.direct and batch.direct.file_hash == name:
                 named.setdefault(batch.direct.worker, []).extend(batch.sources)
-        # The first source of each worker, then the second: nobody's are crowded out.
-        in_turn = [url for urls in zip_longest(*named.values()) for url in urls if url is not None]
-        return await self._answer(name, Party(named), lambda: self._file(name, in_turn))
+        return await self._answer(name, Party(named), lambda: self._file(name, named.values()))
 
     async def contents(self, batch: BatchView) -> list[BatchEntry]:
         """Return the submissions of a batch; raises ApiError when no source shows them."""
         party = Party({batch.orchestrator})
         return await self._answer(batch.name, party, lambda: self._contents(batch))
 
-    async def _file(self, name: Hash32, named: Sequence[str]) -> bytes:
-        async with self._sources(named) as sources, asyncio.timeout(LONGEST_S):
+    async def _file(self, name: Hash32, named: Iterable[Sequence[str]]) -> bytes:
+        async with asyncio.timeout(LONGEST_S), await self._sources(*named) as sources:
             return await sources.file(name)
 
     async def _contents(self, batch: BatchView) -> list[BatchEntry]:
-        async with self._sources(batch.sources) as sources, asyncio.timeout(LONGEST_S):
+        async with asyncio.timeout(LONGEST_S), await self._sources(batch.sources) as sources:
             return await sources.batch(batch.batch_id, batch.root, batch.count)
 
     async def _answer(
@@ -384,10 +386,13 @@ class OtherSources:
             search.task.cancel()
             self._rest(what, search.began_at)
 
-    def _sources(self, named: Sequence[str]) -> Sources:
+    async def _sources(self, *named: Sequence[str]) -> Sources:
+        own = self.relays if self.own_relays is None else await self.own_relays()
+        # The first source of each party, then the second: nobody's are crowded out.
+        in_turn = zip_longest(*named, self.relays)
         return Sources(
-            self.relays,
-            named=named,
+            own,
+            named=[url for urls in in_turn for url in urls if url is not None],
             allows_private=self.allows_private,
             patience=PATIENCE,
             transport=self.transport,

@@ -82,6 +82,7 @@ async def run_validator(
                     run_id=settings.run,
                     view=connected.view,
                     relays=connected.relays,
+                    own_relays=connected.own_relays,
                     allows_private=connected.chain.chain_id == FAUCET_CHAIN_ID,
                 ),
             )

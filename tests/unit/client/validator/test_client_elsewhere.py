@@ -79,6 +79,42 @@ async def test_strangers_names_do_not_lead_into_our_network() -> None:
     assert not internet.asked
 
 
+@pytest.mark.parametrize("is_inside", [False, True])
+async def test_relays_of_an_orchestrator_are_in_our_network_only_if_it_is(is_inside: bool) -> None:
+    async def lookup(host: str, _port: int) -> list[str]:
+        return ["127.0.0.1" if host == "relay.example" else "1.1.1.1"]
+
+    async def own_relays() -> tuple[str, ...]:
+        return (RELAY,) if is_inside else ()
+
+    internet = Internet(relay=says(DATA))
+    found = OtherSources(
+        RUN, world(), (RELAY,), own_relays=own_relays, transport=internet, resolver=lookup
+    )
+    if is_inside:
+        assert await found.file(file_hash(DATA)) == DATA
+        return
+    with pytest.raises(ApiError, match="leads into a private network"):
+        await found.file(file_hash(DATA))
+    assert not internet.asked
+
+
+async def test_relays_of_a_public_orchestrator_take_turns_with_workers_sources(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def own_relays() -> tuple[str, ...]:
+        return ()
+
+    monkeypatch.setattr("muster.client.sources.LANES", 1)
+    internet, relays = Internet(room=says(DATA)), [f"http://relay{n}.example" for n in range(40)]
+    found = OtherSources(RUN, world(ROOM), relays, own_relays=own_relays, transport=internet)
+    assert await found.file(file_hash(DATA)) == DATA
+    assert internet.asked == ["room.example"]
+    with pytest.raises(ApiError, match="no source shows"):
+        await found.file(file_hash(b"another"))
+    assert set(internet.asked[1:]) == {f"relay{n}.example" for n in range(40)}
+
+
 async def test_sources_that_hang_do_not_hold_up_a_validator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
