@@ -235,11 +235,17 @@ class ChunkFolder:
         """Delete chunks that are not needed and stale temporary files."""
         for entry in _entries(self.path):
             digest = parse_digest(entry.name)
-            if digest in needed or (digest is None and not is_stale(Path(entry.path))):
-                continue
+            if digest is not None and digest not in needed:
+                self.discard([digest])
+            elif digest is None and is_stale(Path(entry.path)):
+                Path(entry.path).unlink(missing_ok=True)
+
+    def discard(self, digests: Iterable[Hash32]) -> None:
+        """Delete chunks, if they are there."""
+        for digest in digests:
             with self._lock:
-                self._checked.discard(digest) if digest else None
-            Path(entry.path).unlink(missing_ok=True)
+                self._checked.discard(digest)
+            self.path_of(digest).unlink(missing_ok=True)
 
     def used_bytes(self) -> int:
         """Return the size of all files in the folder."""

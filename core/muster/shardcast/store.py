@@ -17,6 +17,7 @@ import os
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -384,10 +385,15 @@ class ChunkStore:
         """Keep a run's newest versions, the held ones, and their deltas' parents."""
         stored = self.stored_versions(run_id)
         newest, held = stored[: self.keep], self._held(run_id, stored)
-        self._drop_all_but(run_id, newest, held)
-        while held and self._is_crowded():
-            held.pop()
-            self._drop_all_but(run_id, newest, held)
+        needed_by = self._with_parents(run_id, [*newest, *held])
+        for version in stored:
+            if version not in needed_by:
+                self._discard_version((run_id, version))
+            elif version not in newest:
+                self._discard_files((run_id, version))
+        self._sweep()
+        if held and self._is_crowded():
+            self._give_way(run_id, held, needed_by)
 
     def _held(self, run_id: RunId, stored: list[PolicyVersion]) -> list[PolicyVersion]:
         """Return the versions, newest first, that were among the newest less than `hold_s` ago."""
@@ -402,16 +408,22 @@ class ChunkStore:
         disk = shutil.disk_usage(self.folder)
         return disk.free < disk.total // HELD_LEAVES
 
-    def _drop_all_but(
-        self, run_id: RunId, newest: list[PolicyVersion], held: list[PolicyVersion]
+    def _give_way(
+        self,
+        run_id: RunId,
+        held: list[PolicyVersion],
+        needed_by: Mapping[PolicyVersion, PolicyVersion],
     ) -> None:
-        kept = self._with_parents(run_id, [*newest, *held])
-        for version in self.stored_versions(run_id):
-            if version not in kept:
+        """Drop held versions, the oldest first, while the disk is crowded."""
+        # Counted once: a manifest can have thousands of chunks, and writers wait meanwhile.
+        uses = Counter(digest for key in self.stored() for digest in self._digests(key))
+        while held and self._is_crowded():
+            last = held.pop()
+            for version in [each for each, by in needed_by.items() if by == last]:
+                digests = self._digests((run_id, version))
                 self._discard_version((run_id, version))
-            elif version not in newest:
-                self._discard_files((run_id, version))
-        self._sweep()
+                uses.subtract(digests)
+                self.chunks.discard(digest for digest in digests if not uses[digest])
 
     def wanted_parents(self, run_id: RunId) -> list[PolicyVersion]:
         """Return the parents of kept deltas that are not complete here."""
@@ -419,16 +431,20 @@ class ChunkStore:
         parents = sorted(self._with_parents(run_id, newest), reverse=True)
         return [version for version in parents if not self.is_complete(run_id, version)]
 
-    def _with_parents(self, run_id: RunId, versions: Iterable[PolicyVersion]) -> set[PolicyVersion]:
-        """Add the parents of these versions' deltas, back to the nearest anchor."""
-        kept: set[PolicyVersion] = set()
+    def _with_parents(
+        self, run_id: RunId, versions: Iterable[PolicyVersion]
+    ) -> dict[PolicyVersion, PolicyVersion]:
+        """Add the parents of these versions' deltas, back to the nearest anchor; with each, the
+        first of the versions that needs it.
+        """
+        needed_by: dict[PolicyVersion, PolicyVersion] = {}
         for version in versions:
             needed: PolicyVersion | None = version
-            while needed is not None and needed not in kept:
-                kept.add(needed)
+            while needed is not None and needed not in needed_by:
+                needed_by[needed] = version
                 manifest = self.manifest(run_id, needed)
                 needed = manifest.parent if manifest and manifest.kind == DELTA else None
-        return kept
+        return needed_by
 
     def _discard_files(self, key: VersionKey) -> None:
         """Free the space of a published version's files if only its delta is broadcast."""
@@ -443,12 +459,16 @@ class ChunkStore:
 
     def _sweep(self, also_needed: set[Hash32] | None = None) -> None:
         needed = set(also_needed or ())
-        for run_id, version in self.stored():
-            manifest = self.manifest(run_id, version)
-            needed |= {s.digest for s in manifest.broadcast_spans()} if manifest else set()
+        for key in self.stored():
+            needed |= self._digests(key)
         for leftover in self._runs.glob(f"*/{TEMPORARY_PREFIX}*"):
             shutil.rmtree(leftover, ignore_errors=True)
         self.chunks.sweep(needed)
+
+    def _digests(self, key: VersionKey) -> set[Hash32]:
+        """Return the chunks that a version's broadcast needs."""
+        manifest = self.manifest(*key)
+        return {span.digest for span in manifest.broadcast_spans()} if manifest else set()
 
     def stored(self) -> list[VersionKey]:
         """Return every version of every run that has a manifest, even if chunks are missing."""

@@ -189,6 +189,56 @@ def test_held_versions_give_way_where_the_disk_is_three_quarters_full(
     assert store.versions(RUN) == [8, 7]
 
 
+def test_parents_give_way_with_the_last_held_delta_that_needs_them(
+    tmp_path: Path, disk: SimpleNamespace
+) -> None:
+    store = ChunkStore(tmp_path / "store", keep=2, hold_s=100)
+    disk.taken = lambda: len(store.stored())
+    disk.total = 20
+    publish_all(store, 8)
+    disk.total = 12
+    publish(store, VERSIONS[9], 9, anchor_every=4)
+    assert store.versions(RUN) == [9, 8, 7, 6, 5, 4]
+
+
+def test_mirror_drops_no_more_held_versions_than_the_disk_needs(
+    tmp_path: Path, disk: SimpleNamespace
+) -> None:
+    origin = make_store(tmp_path / "origin", keep=8)
+    manifests = publish_all(origin, 7, anchor_every=0)
+    mirror = ChunkStore(tmp_path / "mirror", keep=2, hold_s=100)
+    disk.taken = mirror.chunks.used_bytes
+    for manifest in manifests[:7]:
+        mirror.begin(manifest, SIGNATURE)
+        fill(mirror, origin, manifest)
+    # One version, and a little, has to go.
+    disk.total = (disk.taken() - manifests[0].total_bytes) * 4 // 3
+    mirror.begin(manifests[7], SIGNATURE)
+    assert mirror.stored_versions(RUN) == [7, 6, 5, 4, 3, 2]
+    assert mirror.complete() == [(RUN, PolicyVersion(v)) for v in (6, 5, 4, 3, 2)]
+    # Version 1 held a chunk that the others need, too.
+    assert read_back(mirror, manifests[2]) == VERSIONS[2]
+    needed = {span.digest.hex() for each in manifests[2:7] for span in each.spans()}
+    assert {path.name for path in mirror.chunks.path.iterdir()} == needed
+
+
+def test_work_of_giving_way_grows_with_the_number_of_versions_only(
+    tmp_path: Path, disk: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ChunkStore(tmp_path / "store", keep=2, hold_s=100)
+    publish_all(store, 12, anchor_every=0)
+    read: list[PolicyVersion] = []
+    monkeypatch.setattr(
+        ChunkStore,
+        "manifest",
+        lambda self, *key, real=ChunkStore.manifest: read.append(key[1]) or real(self, *key),
+    )
+    disk.taken = lambda: disk.total
+    publish(store, VERSIONS[13], 13)
+    assert store.versions(RUN) == [13, 12]
+    assert len(read) <= 8 * 14
+
+
 @pytest.mark.usefixtures("disk")
 def test_publishing_another_run_drops_no_held_version(tmp_path: Path) -> None:
     store = ChunkStore(tmp_path / "store", keep=2, hold_s=100)
