@@ -132,6 +132,7 @@ def make_context(**changes: Any) -> ValidatorContext:
     """Return a validator's context with the parts that a test gives."""
     values = {each.name: None for each in fields(ValidatorContext) if each.default is MISSING}
     said = {"run_id": RUN, "key": VALIDATOR_KEY, "domain": DOMAIN, "poll_s": 0.01}
+    said["fetcher"] = FakeFetcher()
     return ValidatorContext(**{**values, **said, **changes})
 
 
