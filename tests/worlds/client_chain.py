@@ -68,6 +68,7 @@ def make_view() -> Any:
         seats={address_of(VALIDATOR_KEY): 1},
         checkpoints={VERSION: checkpoint},
         latest_version=VERSION,
+        stream=[],
         closed_at=0,
         paused=False,
         terms=[SimpleNamespace(price_per_unit=10, quorum=1)],

@@ -15,13 +15,13 @@ submission, and gas, are at risk; both belong to the node.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 
 from muster.api import BatchEntry
-from muster.chain import BatchView, CaseView, Chain, ChainView, Receipt
+from muster.chain import BatchView, CaseView, Chain, ChainView, Receipt, StreamItem
 from muster.chain.structs import (
     ZERO_ADDRESS,
     BatchStatus,
@@ -41,7 +41,7 @@ from muster.client.worker.journal import BatchPlace, SignedSubmission, Slot
 from muster.lifecycle import run_beside, uptime_s
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ApiError, ConfigError
-from muster.protocol.ids import Hash32
+from muster.protocol.ids import Address, Hash32
 from muster.protocol.jury import Ruling, summons_of
 from muster.protocol.merkle import batch_proof, batch_root
 from muster.protocol.messages import COMMIT_GRACE_S, OutcomeRecord, Reason, Verdict
@@ -236,6 +236,12 @@ class SilenceDuty:
         self._asked: dict[Slot, _LastQuery] = {}
         self._returned = set[int]()
         self._rooms: dict[Hash32, tuple[int, float]] = {}
+        self._read_stream: list[StreamItem] | None = None
+        self._read_for: Address | None = None
+        self._read_count = 0
+        """Items of this stream that were compared with the journal, for this node."""
+        self._lacking: OutcomeRecord | None = None
+        """The first of them that the journal lacks."""
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -343,7 +349,7 @@ class SilenceDuty:
         """
         context, slot = self.context, (signed.ticket.step, signed.ticket.index)
         own = [batch.work.submission for batch in self.own_work.values() if batch.work]
-        lacking = next(self._accepted_elsewhere(), None)
+        lacking = self._accepted_elsewhere()
         if lacking is not None:
             self._steps.report(
                 context.run_id,
@@ -355,22 +361,27 @@ class SilenceDuty:
             )
         return lacking is not None or any((work.step, work.index) == slot for work in own)
 
-    def _accepted_elsewhere(self) -> Iterator[OutcomeRecord]:
-        """Yield the accepted outcomes of this node's work that its journal lacks. Others do not
-        count: a run could invent them for nothing."""
-        context = self.context
+    def _accepted_elsewhere(self) -> OutcomeRecord | None:
+        """Return an accepted outcome of this node's work that its journal lacks, or None. Others do
+        not count: a run could invent them for nothing."""
+        context, stream = self.context, self.context.run.stream
         member = context.view.member(context.run_id, context.worker)
-        for batch in context.view.batches.values():
-            if member is None or batch.run_id != context.run_id:
+        if member is None:
+            return None
+        # A view that is rewound has another stream.
+        if self._read_stream is not stream or self._read_for != member.node:
+            self._read_stream, self._read_for = stream, member.node
+            self._read_count, self._lacking = 0, None
+        for item in stream[self._read_count :]:
+            record = item.record
+            if record.worker_id != member.worker_id:
                 continue
-            for record in batch.records or ():
-                slot = (context.run_id, context.worker, record.step, record.index)
-                if (
-                    (record.worker_id, record.verdict) == (member.worker_id, Verdict.ACCEPTED)
-                    and not context.journal.has_signed(slot)
-                    and member.node_at(batch.block_number) == member.node
-                ):
-                    yield record
+            slot = (context.run_id, context.worker, record.step, record.index)
+            block_number = context.view.batches[item.batch_id].block_number
+            if not context.journal.has_signed(slot) and member.node_at(block_number) == member.node:
+                self._lacking = self._lacking or record
+        self._read_count = len(stream)
+        return self._lacking
 
     def _is_open(self) -> bool:
         run = self.context.run

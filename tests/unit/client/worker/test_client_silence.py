@@ -29,7 +29,15 @@ from worlds.client_world import (
 )
 
 from muster.api import BatchEntry, SubmissionState
-from muster.chain import ZERO_ADDRESS, BatchStatus, CaseStatus, Chain, LeasedWork, WorkerStatus
+from muster.chain import (
+    ZERO_ADDRESS,
+    BatchStatus,
+    CaseStatus,
+    Chain,
+    LeasedWork,
+    StreamItem,
+    WorkerStatus,
+)
 from muster.client.outage import Outage
 from muster.client.sources import named_sources
 from muster.client.worker import loop
@@ -59,7 +67,14 @@ from muster.protocol.errors import (
 )
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, to_address
 from muster.protocol.jury import summons_of
-from muster.protocol.messages import COMMIT_GRACE_S, Reason, Submission, Ticket, Verdict
+from muster.protocol.messages import (
+    COMMIT_GRACE_S,
+    OutcomeRecord,
+    Reason,
+    Submission,
+    Ticket,
+    Verdict,
+)
 from muster.protocol.rollouts import Rollout
 
 MISDECLARED = Reason.BATCH_MISDECLARED
@@ -593,6 +608,58 @@ ELSEWHERE = as_claimed(OTHER, WORKER_ID)
 """An accepted outcome of the node in a slot that it signed without this journal."""
 
 
+class Counted(list[Any]):
+    """Counts the items that are read."""
+
+    count = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        Counted.count += len(self)
+        return super().__iter__()
+
+    def __getitem__(self, place: Any) -> Any:
+        found = super().__getitem__(place)
+        Counted.count += len(found)
+        return found
+
+
+def post(desk: Silenced, number: int, *records: OutcomeRecord) -> None:
+    """Post a batch's outcomes."""
+    desk.view.batches[number] = make_batch(number, [OTHER] * len(records), Counted(records))
+    accepted = [each for each in records if each.verdict is Verdict.ACCEPTED]
+    stream = desk.view.runs[RUN].stream
+    stream.extend(StreamItem(len(stream), number, 0, record) for record in accepted)
+
+
+async def test_outcomes_are_compared_with_the_journal_once(
+    desk: Silenced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Counted, "count", 0)
+    desk.view.runs[RUN].stream = Counted()
+    desk.sign()
+    post(desk, 8, *[replace(ELSEWHERE, worker_id=WORKER_ID + 1)] * 9)
+    for later in range(3):
+        assert await desk.at(LATE + later) == ["submit"]
+    assert Counted.count == 9
+    post(desk, 9, ELSEWHERE)
+    assert await desk.at(LATE + 3) == []
+    assert await desk.at(LATE + 4) == []
+    assert Counted.count == 10
+
+
+async def test_outcomes_of_a_view_that_was_rewound_are_compared_again(desk: Silenced) -> None:
+    desk.sign()
+    run = desk.view.runs[RUN]
+    post(desk, 9, ELSEWHERE)
+    assert await desk.at(LATE) == []
+    run.stream = []
+    post(desk, 9, replace(ELSEWHERE, worker_id=WORKER_ID + 1))
+    assert await desk.at(LATE) == ["submit"]
+    run.stream = []
+    post(desk, 9, ELSEWHERE)
+    assert await desk.at(LATE) == []
+
+
 @pytest.mark.parametrize(
     ("changes", "is_held_back"),
     [
@@ -607,7 +674,7 @@ async def test_nothing_is_submitted_directly_when_the_journal_lacks_accepted_wor
     desk: Silenced, changes: dict[str, Any], is_held_back: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     desk.sign()
-    desk.view.batches[9] = make_batch(9, [OTHER], [replace(ELSEWHERE, **changes)])
+    post(desk, 9, replace(ELSEWHERE, **changes))
     assert await desk.at(LATE) == ([] if is_held_back else ["submit"])
     assert await desk.at(LATE + 10) == ([] if is_held_back else ["submit"])
     said = [r for r in caplog.records if "lacks accepted work" in r.getMessage()]
@@ -616,9 +683,12 @@ async def test_nothing_is_submitted_directly_when_the_journal_lacks_accepted_wor
 
 async def test_work_that_another_node_signed_before_is_not_lacking(desk: Silenced) -> None:
     desk.sign()
-    desk.view.batches[9] = make_batch(9, [OTHER], [ELSEWHERE])
-    desk.view.member(RUN, WORKER).node_at = lambda _block: JUROR
+    post(desk, 9, ELSEWHERE)
+    member = desk.view.member(RUN, WORKER)
+    member.node_at = lambda _block: JUROR
     assert await desk.at(LATE) == ["submit"]
+    member.node = JUROR
+    assert await desk.at(LATE + 1) == []
 
 
 async def test_work_whose_slot_has_other_work_on_chain_is_not_submitted(desk: Silenced) -> None:
