@@ -143,6 +143,7 @@ class TransactionSender:
         self._sleep = sleep
         self._submitting = asyncio.Lock()
         self._mined_in = 0
+        self._sent_at = float("-inf")
         self._watches: dict[int, _Watch] = {}
 
     def with_journal(self, journal: SendJournal) -> TransactionSender:
@@ -208,7 +209,8 @@ class TransactionSender:
             # cannot be mined without it. Their callers have to repeat them all.
             undone, state = undone + await self._journal.pending(), ActionState.REPLACED
         await self._reopen(undone, state)
-        await self._settle_orphans(asked_at)
+        # What was sent after the caller asked has the same time to be mined as everything.
+        await self._settle_orphans(max(asked_at, self._sent_at))
 
     # -------------------------------------------------------------------- submit
 
@@ -235,6 +237,7 @@ class TransactionSender:
             unsigned = await self._prepare(to, data, fee_factor)
             signed = unsigned.signed(self._key)
             action = await self._journal.begin(label, purpose_of(to, data), unsigned.nonce, signed)
+            self._sent_at = self._clock()
             problem = await self._send_raw(signed)
             refusal = refusal_of(problem) if problem else None
             if problem is None or refusal in (SendRefusal.KNOWN, SendRefusal.NONCE_USED):

@@ -373,6 +373,29 @@ async def test_sends_behind_a_lost_transaction_wait_for_it_together(pool: Pool) 
     assert {each["nonce"] for each in pool.sent} == {0}  # nothing piles up behind it
 
 
+async def test_transaction_that_was_sent_while_others_waited_has_all_its_time(pool: Pool) -> None:
+    pool.auto = False
+    sender = pool.sender()
+    with pytest.raises(errors.TransactionLost):
+        await sender.send(TO, b"")
+    sends = [asyncio.create_task(sender.send(TO, bytes([i]))) for i in (1, 2)]
+    began = pool.now
+    await until(lambda: pool.now - began > POLICY.give_up_after_s - 10, *sends)
+    take = pool.methods["eth_sendRawTransaction"]
+
+    def cancelled(raw: str) -> Any:
+        pool.methods["eth_sendRawTransaction"] = take
+        take(raw)
+        raise asyncio.CancelledError
+
+    pool.methods["eth_sendRawTransaction"] = cancelled
+    pool.confirm(pool.sent[-1])
+    sent_at = pool.now
+    with pytest.raises(errors.TransactionLost):
+        await sends[1]
+    assert 0 <= pool.now - sent_at - POLICY.give_up_after_s < 5
+
+
 async def test_sends_behind_a_lost_transaction_follow_once_it_is_mined(pool: Pool) -> None:
     pool.auto = False
     sender = pool.sender()
