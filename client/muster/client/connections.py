@@ -15,6 +15,7 @@ from muster.chain.reader import OnChange
 from muster.client.chain_facts import HistoryView
 from muster.client.run_documents import await_orchestrator
 from muster.client.settings import EngineSettings, NodeSettings
+from muster.client.sources import Sources
 from muster.client.tickets import longest_sample
 from muster.client.validator.judging import Rules
 from muster.inference import InferenceEngine
@@ -61,6 +62,10 @@ class Connected:
         """
         is_own = self.are_relays_chosen or await self.api.is_inside()
         return self.relays if is_own else ()
+
+    async def open_rooms(self) -> Sources:
+        """Return the relays that may be given files and proofs now."""
+        return Sources(await self.own_relays(), named=self.relays)
 
     async def read_until(self, settings: NodeSettings, is_there: Callable[[], bool]) -> None:
         """Read the view on while it lacks what may be on chain but unconfirmed: `read_until`."""

@@ -121,8 +121,11 @@ class Sources:
         """`urls` are our own; `named` are strangers'. Malformed named URLs are skipped and, unless
         `allows_private`, those that lead to this machine or its network are not asked.
         """
+        named = list(named)
         theirs = [url for url in named if _is_askable(url, allows_private=allows_private)]
         self.urls = list(dict.fromkeys(url.rstrip("/") for url in [*urls, *theirs]))[:MAX_SOURCES]
+        self.unasked = [url for url in named if url.rstrip("/") not in self.urls]
+        """Named URLs that are not asked."""
         self._own = frozenset(url.rstrip("/") for url in urls)
         self._allows_private = allows_private
         self._signer = signer

@@ -156,7 +156,11 @@ async def _open_duty(
             if not relays:
                 async with Sources() as asking:
                     relays = await asking.relays_named_by(options["orchestrator"], run.run_id)
-        rooms = await stack.enter_async_context(Sources(relays))
+
+        async def open_rooms() -> Sources:
+            is_own = bool(options["relay"]) or (api is not None and await api.is_inside())
+            return Sources(relays if is_own else (), named=relays)
+
         context = NodeContext(
             run_id=run.run_id,
             worker=_worker_of(view, options["node"]),
@@ -168,7 +172,7 @@ async def _open_duty(
             poll_s=1.0,
         )
         shown_at = [*relays, *([options["orchestrator"]] if options["orchestrator"] else [])]
-        yield SilenceDuty(context, chain, rooms, await read_times(chain), shown_at), read
+        yield SilenceDuty(context, chain, open_rooms, await read_times(chain), shown_at), read
 
 
 def _open_journal(folder: Path) -> SubmissionJournal:

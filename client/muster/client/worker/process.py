@@ -14,7 +14,6 @@ from muster.client.preflight import coins_of, gas_money, require_fit
 from muster.client.quantities import format_coins, format_tokens
 from muster.client.run_documents import TASK_SETS, fetch_rules
 from muster.client.settings import WorkerSettings
-from muster.client.sources import Sources
 from muster.client.worker.context import Station, WorkerContext
 from muster.client.worker.journal import SubmissionJournal
 from muster.client.worker.loop import WorkerLoop, require_good_standing
@@ -44,14 +43,7 @@ async def run_worker(
     `watch` runs beside the loop and displays it.
     """
     with SubmissionJournal(settings.state_dir) as journal:
-        async with (
-            connect(settings, node, named=journal.open_versions) as connected,
-            Sources(
-                settings.relay,
-                named=connected.relays,
-                allows_private=await connected.api.is_inside(),
-            ) as rooms,
-        ):
+        async with connect(settings, node, named=journal.open_versions) as connected:
             # Checked before the model is loaded, which may take minutes.
             view, run = connected.view, settings.run
             await connected.read_until(
@@ -87,7 +79,7 @@ async def run_worker(
             silence = SilenceDuty(
                 context,
                 connected.chain,
-                rooms,
+                connected.open_rooms,
                 times,
                 named=[*connected.relays, settings.orchestrator],
             )

@@ -15,7 +15,7 @@ submission, and gas, are at risk; both belong to the node.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -209,19 +209,19 @@ class SilenceDuty:
         self,
         context: NodeContext,
         chain: Chain,
-        rooms: Sources,
+        open_rooms: Callable[[], Awaitable[Sources]],
         times: Times,
         named: Sequence[str],
         *,
         clock: Callable[[], float] = uptime_s,
     ) -> None:
         """`chain` sends transactions and pays bonds, from the node's or the worker's own wallet;
-        file and proofs are uploaded to `rooms`, and the URLs in `named` are published on chain as
-        sources.
+        file and proofs are uploaded to what `open_rooms` returns each time, and the URLs in `named`
+        are published on chain as sources.
         """
         self.context = context
         self.chain = chain
-        self.rooms = rooms
+        self._open_rooms = open_rooms
         self.times = times
         self.refused: dict[Slot, str] = {}
         """Work that the orchestrator refused, with its reason."""
@@ -594,16 +594,28 @@ class SilenceDuty:
             self._rooms[leaf] = (ROOM_TRIES if done else tries + 1, self._clock() + pause)
 
     async def deposit(self, signed: SignedSubmission) -> bool:
-        """Upload file and proofs to all rooms; return whether none refused them."""
+        """Upload file and proofs to all rooms; return whether none refused them, and whether there
+        is a room at all if relays are known.
+        """
         context = self.context
         data = await asyncio.to_thread(context.journal.data, signed)
-        if data is None or not self.rooms.urls:
+        if data is None:
             return True
         entry = entry_of(self.work(signed), signed.ticket.deadline)
-        refused = await self.rooms.deposit(data, entry)
+        async with await self._open_rooms() as rooms:
+            refused = await rooms.deposit(data, entry)
+        if not rooms.urls and rooms.unasked:
+            self._steps.report(
+                context.run_id,
+                "no relay can be given files: the work may be judged only if somebody else has it",
+                relays=rooms.unasked,
+                hint="name relays with --relay: those that an orchestrator names must be without "
+                "a path, and public unless the orchestrator is in a private network",
+            )
+            return False
         for url, why in refused.items():
             self._steps.report((signed.slot, url), "a relay does not take the file", why=why)
-        if len(refused) < len(self.rooms.urls):
+        if len(refused) < len(rooms.urls):
             logger.info("file and proofs are in rooms of relays", extra=_about(signed))
         return not refused
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from worlds.cases import TERMS
@@ -254,8 +254,16 @@ class Rooms:
     refusals: int = 0
     given: list[tuple[bytes, BatchEntry]] = field(default_factory=list)
     urls: tuple[str, ...] = ("http://relay.example",)
+    unasked: tuple[str, ...] = ()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
 
     async def deposit(self, data: bytes, entry: BatchEntry) -> dict[str, str]:
+        if not self.urls:
+            return {}
         self.given.append((data, entry))
         self.refusals -= 1
         return {self.urls[0]: "answered 404 (not_named)"} if self.refusals >= 0 else {}
@@ -285,11 +293,14 @@ class Silenced(Desk):
         self.duty = self.loop.silence = SilenceDuty(
             replace(self.loop.context, api=self.asked),  # type: ignore[arg-type]
             self.chain,  # type: ignore[arg-type]
-            self.rooms,  # type: ignore[arg-type]
+            self.open_rooms,  # type: ignore[arg-type]
             TIMES,
             ["http://relay.example"],
             clock=lambda: self.seconds,
         )
+
+    async def open_rooms(self) -> Rooms:
+        return self.rooms
 
     def sign(self) -> SignedSubmission:
         return self.journal.record(TICKET, SIGNED.ticket_signature, SIGNED.submission, DATA)
@@ -565,6 +576,32 @@ async def test_room_that_never_takes_it_is_left_in_peace(desk: Silenced) -> None
         await desk.duty.fill_rooms()
         desk.seconds += 60
     assert len(desk.rooms.given) == ROOM_TRIES
+
+
+async def test_work_waits_for_a_room_and_says_once_that_there_is_none(
+    desk: Silenced, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.sign()
+    desk.view.batches[4] = own()
+    urls, desk.rooms.urls, desk.rooms.unasked = desk.rooms.urls, (), ("http://10.0.0.3:8700",)
+    for _ in range(3):
+        await desk.duty.fill_rooms()
+        desk.seconds += 60
+    said = [r for r in caplog.records if "no relay can be given" in r.getMessage()]
+    assert [r.levelname for r in said if r.levelno >= logging.WARNING] == ["WARNING"]
+    assert vars(said[0])["relays"] == desk.rooms.unasked
+    assert not desk.rooms.given
+    desk.rooms.urls, desk.rooms.unasked = urls, ()
+    await desk.duty.fill_rooms()
+    assert len(desk.rooms.given) == 1
+
+
+async def test_work_of_a_run_without_relays_waits_for_no_room(
+    desk: Silenced, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.rooms.urls = ()
+    assert await desk.duty.deposit(desk.sign())
+    assert not [r for r in caplog.records if "no relay can be given" in r.getMessage()]
 
 
 # A slot that has another submission of the same node
