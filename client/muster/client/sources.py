@@ -257,7 +257,7 @@ class Sources:
         for source, info in zip(self.urls, asked, strict=True):
             named = [*info.relays, info.origin] if info else []
             if source in self._own:
-                is_ours = bool(named) and await self._is_inside(source)
+                is_ours = bool(named) and await self.is_inside(source)
                 (ours if is_ours else theirs).extend(url for url in named if not url_fault(url))
                 ours.append(source)
             else:
@@ -357,7 +357,7 @@ class Sources:
             if status not in _ELSEWHERE:
                 break
             place = _place(place, body)
-            http = self._http if await self._is_inside(source) else self._public
+            http = self._http if await self.is_inside(source) else self._public
             # Without our signature.
             status, body = await ask(http, place, max_bytes, {})
         if status != 200:
@@ -368,7 +368,7 @@ class Sources:
         """Return whether a source may be in a private network: our own may."""
         return self._allows_private or source in self._own
 
-    async def _is_inside(self, source: str) -> bool:
+    async def is_inside(self, source: str) -> bool:
         """Return whether a source may redirect us into a private network: our own that is in one
         may.
         """

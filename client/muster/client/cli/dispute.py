@@ -196,7 +196,9 @@ async def _claim(
             made = {"transaction": receipt.tx_hash, "claimed": str(offer.ruling)}
         # Rooms keep files of open cases only.
         is_over = case is not None and case.closed
-        is_shown = is_over or await _deposit(relays, data, entry)
+        # What a public orchestrator names may not be in our network.
+        are_ours = bool(options["relay"]) or all([await sources.is_inside(url) for url in own])
+        is_shown = is_over or await _deposit(relays, data, entry, are_ours=are_ours)
     return made, is_shown
 
 
@@ -224,7 +226,9 @@ async def _file(sources: Sources, entry: BatchEntry, path: Path | None) -> bytes
         return None
 
 
-async def _deposit(relays: Sequence[str], data: bytes | None, entry: BatchEntry) -> bool:
+async def _deposit(
+    relays: Sequence[str], data: bytes | None, entry: BatchEntry, *, are_ours: bool
+) -> bool:
     """Upload the file to the relays' rooms; returns False if all refuse it."""
     from muster.client.sources import Sources
 
@@ -232,8 +236,10 @@ async def _deposit(relays: Sequence[str], data: bytes | None, entry: BatchEntry)
         return True
     refused = dict.fromkeys(relays, "")
     for left in reversed(range(ROOM_TRIES)):
-        async with Sources(list(refused)) as rooms:
-            refused = await rooms.deposit(data, entry)
+        own, named = (list(refused), []) if are_ours else ([], list(refused))
+        async with Sources(own, named=named) as rooms:
+            unasked = dict.fromkeys(rooms.unasked, "name it with --relay to give it the file")
+            refused = unasked | await rooms.deposit(data, entry)
         if not refused or not left:
             break
         # A room takes only files that the chain names, and may not have read the claim yet.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -519,3 +520,24 @@ async def test_source_that_no_juror_asks_is_refused_before_a_bond_is_paid(tail: 
     options = {"source": (f"http://room.example{tail}",)}
     with pytest.raises(ConfigError, match="it is more than a scheme, a host and a port"):
         await dispute._claim(b"", nothing, nothing, nothing, options)
+
+
+@pytest.mark.parametrize("are_ours", [False, True])
+async def test_no_file_is_given_to_a_relay_in_our_network_that_a_stranger_names(
+    are_ours: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dispute, "ROOM_PAUSE_S", 0.0)
+    reached: list[bytes] = []
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        reached.append((await reader.readuntil(b"\r\n\r\n")).split()[0])
+        await reader.read(1 << 16)
+        writer.write(b"HTTP/1.1 201 Created\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(take, "127.0.0.1", 0) as server:
+        relay = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        entry = make_entry(make_ticket(), SUBMISSION)
+        assert await dispute._deposit([relay], b"data", entry, are_ours=are_ours) is are_ours
+    assert reached == ([b"PUT", b"PUT"] if are_ours else [])
+    assert ("name it with --relay" in capsys.readouterr().err) is not are_ours
