@@ -1,10 +1,10 @@
 """Grading of answers: the states of a grade, the environment that replies, the verifier.
 
-A verifier's name, version and code hash are its identity, which a run pins in its recipe. A node
-with another verifier is refused before it works or judges, and not accused of fraud afterwards. An
-environment is a function from a model's turns to the next reply. Workers call it during generation,
-validators again during checking, so its replies must depend only on the problem and the model's
-turns.
+A verifier's name, version and code hash are its identity, which a run pins in its recipe. A worker
+or validator with another verifier is refused at its start, and not accused of fraud afterwards; a
+juror with another one does not rule where it decides. An environment is a function from a model's
+turns to the next reply. Workers call it during generation, validators again during checking, so its
+replies must depend only on the problem and the model's turns.
 """
 
 import errno
