@@ -64,18 +64,19 @@ async def test_unreadable_record_is_replaced_whatever_the_bound() -> None:
     assert (taken.end.position, taken.refill, len(taken.groups)) == (3, 1, 4)
 
 
-async def test_file_that_was_accepted_twice_is_trained_on_once() -> None:
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_file_that_was_accepted_twice_is_trained_on_once(is_restarted: bool) -> None:
     feed = Feed()
-    for seed in (0, 1, 0, 2):
+    for seed in (0, 1, 0, 2, 1, 3, 4):
         _submit(feed, seed, 2)
-    first = await _next(feed)
+    reader = _reader(feed)
+    first = await reader.next_step(START, PolicyVersion(0))
     assert len(first.groups) == 4
-    second = asyncio.create_task(_next(feed, first.end))
-    await asyncio.sleep(0.01)
-    _submit(feed, 3, 2)
-    taken = await second
-    assert taken.dropped == {Drop.DUPLICATE: 8}
-    assert (taken.end.position, len(taken.groups)) == (5, 4)
+    second = await (_reader(feed) if is_restarted else reader).next_step(
+        first.end, PolicyVersion(0)
+    )
+    assert second.dropped == {Drop.DUPLICATE: 16}
+    assert (second.end.position, len(second.groups)) == (6, 4)
 
 
 async def test_record_that_comes_as_the_step_begins_to_wait_is_not_missed() -> None:

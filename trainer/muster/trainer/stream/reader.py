@@ -209,6 +209,7 @@ class StreamReader:
         self._on_short = on_short
         self._sleep = sleep
         self._downloads = asyncio.Semaphore(DOWNLOADS)
+        self._before: tuple[Cursor, set[Hash32]] | None = None
 
     async def next_step(
         self, cursor: Cursor, newest: PolicyVersion, pools: DifficultyPools | None = None
@@ -220,9 +221,12 @@ class StreamReader:
         """
         while True:
             await self._reach(cursor)
-            found = await self._collect(cursor, newest, pools or DifficultyPools())
+            seen = self._files_before(cursor)
+            found = await self._collect(cursor, newest, pools or DifficultyPools(), seen)
             if self._holds(cursor.position, found.consumed):
-                return _step_input(cursor, found)
+                step = _step_input(cursor, found)
+                self._before = step.end, seen
+                return step
             logger.warning("training stream changed while it was read: reading it again")
 
     async def _reach(self, cursor: Cursor) -> None:
@@ -242,17 +246,27 @@ class StreamReader:
                 "with --confirmations at least as large as the deepest reorganisation",
             )
 
+    def _files_before(self, cursor: Cursor) -> set[Hash32]:
+        """Return the files before the cursor: kept from the step before, since a long stream takes
+        a second a million records.
+        """
+        kept, self._before = self._before, None
+        if kept is not None and kept[0] == cursor:
+            return kept[1]
+        return {item.record.file_hash for item in self._ledger.stream()[: cursor.position]}
+
     def _holds(self, position: int, consumed: list[Hash32]) -> bool:
         """Tell whether the stream still has these files from a position on."""
         stream = self._ledger.stream()[position : position + len(consumed)]
         return [item.record.file_hash for item in stream] == consumed
 
     async def _collect(
-        self, cursor: Cursor, newest: PolicyVersion, pools: DifficultyPools
+        self, cursor: Cursor, newest: PolicyVersion, pools: DifficultyPools, seen: set[Hash32]
     ) -> _Collection:
-        """Consume records in order until the step is full; fetches no more files than it needs."""
+        """Consume records in order until the step is full, and add them to the files `seen`;
+        fetches no more files than it needs.
+        """
         found = _Collection(self._recipe, Sieve(self._recipe, pools, self._eos))
-        seen = {item.record.file_hash for item in self._ledger.stream()[: cursor.position]}
         ahead: deque[tuple[StreamItem, asyncio.Task[list[Group] | Drop]]] = deque()
         async with asyncio.TaskGroup() as downloads:
             while found.wanted:
