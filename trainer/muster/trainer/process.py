@@ -474,7 +474,7 @@ def _guard(settings: TrainerSettings) -> Guard:
         limits,
         action=settings.on_collapse,
         slowdown=settings.rollback_slowdown,
-        most=settings.max_rollbacks,
+        most=0 if settings.sites > 1 else settings.max_rollbacks,
     )
 
 

@@ -229,7 +229,9 @@ class Guard:
         slowdown: float = 0.5,
         most: int = 3,
     ) -> None:
-        """`slowdown` multiplies the learning rate at each of at most `most` rollbacks."""
+        """`slowdown` multiplies the learning rate at each of at most `most` rollbacks; with 0 no
+        hint names one.
+        """
         self._limits = limits or AlarmLimits()
         self._watch = CollapseWatch(self._limits)
         self._action = action
@@ -328,10 +330,8 @@ class Guard:
         """Return what a person can do; `before` is the last version that is known to be sound."""
         target = self.good[0] if self.good else before
         if self._rollbacks >= self._most:
-            return (
-                f"{self._rollbacks} rollbacks did not help: start a new run from version {target}, "
-                "with a smaller learning rate"
-            )
+            tried = f"{self._rollbacks} rollbacks did not help: " if self._rollbacks else ""
+            return f"{tried}start a new run from version {target}, with a smaller learning rate"
         return (
             f"the step was not taken, and the newest checkpoint is that of version {before}: start "
             f"again with --on-collapse rollback, and training goes on from version {target} with "
