@@ -35,13 +35,16 @@ def print_result(value: Any, as_json: bool, facts: Mapping[str, Any] | str | Non
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:
-    """Print one name and value per line; values that are None or empty are skipped."""
+    """Print one name and value per line; values that are None or empty are skipped. Further lines
+    of a value stand below its first one, so that no value looks like another fact.
+    """
     width = max((len(name) for name in facts), default=0)
     rows = []
     for name, value in facts.items():
         if value is None or value == "" or value == []:
             continue
-        lines = value if isinstance(value, (list, tuple)) else [value]
+        values = value if isinstance(value, (list, tuple)) else [value]
+        lines = [line for each in values for line in str(each).split("\n")]
         rows += [f"{'' if n else name:{width}}  {line}" for n, line in enumerate(lines)]
     # In one write: a reader such as grep -q may close the pipe after the first line.
     click.echo(printable("\n".join(rows)))
@@ -64,8 +67,8 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a header and rows as lines with aligned columns."""
-    table = [list(columns), *map(list, rows)]
+    """Return a header and rows as lines with aligned columns; a cell is one line."""
+    table = [[cell.replace("\n", " ") for cell in row] for row in (columns, *rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(columns))]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

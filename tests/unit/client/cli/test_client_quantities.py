@@ -43,11 +43,12 @@ def test_other_quantities_are_short_and_exact() -> None:
 
 def test_a_table_keeps_its_columns_when_it_is_piped() -> None:
     assert plain_table(("a", "bb"), [("long", "x")]) == ["a     bb", "long  x"]
+    assert plain_table(("a", "bb"), [("a", "x\nok")]) == ["a  bb", "a  x ok"]
 
 
 def test_facts_leave_out_what_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
-    print_facts({"one": 1, "none": None, "many": ["a", "b"]})
-    assert capsys.readouterr().out == "one   1\nmany  a\n      b\n"
+    print_facts({"one": 1, "none": None, "many": ["a", "b\npaid  yes"]})
+    assert capsys.readouterr().out == "one   1\nmany  a\n      b\n      paid  yes\n"
 
 
 def test_a_table_on_a_terminal_shows_every_cell_as_it_is(
