@@ -139,7 +139,7 @@ _DISTRIBUTIONS = {"pynvml": "nvidia-ml-py"}
 _EXTRAS_OF_EXTRAS = ("demo", "dev")
 REFUSED, LATER, STOPPED = 1, 3, 130
 """Exit codes, see docs/reference/exit-codes.md; wrong usage is click's 2."""
-_LATER = (ChainUnreachable, NotYet, PolicyUnavailable, StorageFailed, TransactionLost)
+_LATER = (ChainUnreachable, NotYet, PolicyUnavailable, StorageFailed)
 _PR_SET_DUMPABLE = 4
 COMPLETION_VARIABLE = "_MUSTER_COMPLETE"
 """Environment variable that the shell sets to request completions."""
@@ -256,6 +256,9 @@ def exit_code(error: MusterError) -> int:
     """Return 3 for an error after which a later retry may succeed by itself, else 1."""
     if isinstance(error, ApiError):
         return LATER if error.status >= 500 or error.status in (408, 429) else REFUSED
+    if isinstance(error, TransactionLost):
+        # A repeated command would pay twice where nothing remembers the first transaction.
+        return LATER if error.is_remembered else REFUSED
     return LATER if isinstance(error, _LATER) else REFUSED
 
 

@@ -94,7 +94,8 @@ class SendJournal:
         ignored. Raises ConfigError while another process holds the file, StorageError when it
         cannot be used.
         """
-        self._is_on_disk = store is not None
+        self.is_kept = store is not None
+        """Whether it outlives the process."""
         self._store = SqliteStore(store) if store is None or isinstance(store, Path) else store
         self._scope = scope
 
@@ -189,7 +190,7 @@ class SendJournal:
 
     async def _transact(self, work: Callable[[Execute], T]) -> T:
         # In a thread, if it may wait for a disk or a network.
-        if not self._is_on_disk:
+        if not self.is_kept:
             return self._store.run(work)
         return await asyncio.to_thread(self._store.run, work)
 

@@ -386,7 +386,7 @@ class TransactionSender:
                     await self._note_replaced(watch)
                     return None
                 if now - started >= policy.give_up_after_s:
-                    raise _lost(watch.action, policy.give_up_after_s)
+                    raise self._lost(watch.action)
                 if look is not None and look.standing < 0:
                     # Not its turn: earlier transactions get higher fees or are sent again, not this
                     # one.
@@ -449,6 +449,15 @@ class TransactionSender:
         # An endpoint that only lags behind still has the receipt, although its count is too low.
         look = await self._look(action)
         return look.receipt is None and look.standing <= 0
+
+    def _lost(self, action: Action) -> TransactionLost:
+        tx = _hashes_of(action)[-1]
+        what = f" ({action.label})" if action.label else ""
+        return TransactionLost(
+            f"transaction {tx}{what} was not mined within {self._policy.give_up_after_s:g} s",
+            tx=tx,
+            is_remembered=self._journal.is_kept and action.label is not None,
+        )
 
     async def _try_look(self, action: Action) -> _Look | None:
         try:
@@ -573,12 +582,3 @@ def _about(action: Action, receipt: RawReceipt | None = None) -> dict[str, Any]:
     """Return the log fields of an action, without the raw transaction."""
     fields = {"label": action.label, "nonce": action.nonce, "tx": _hashes_of(action)[-1]}
     return fields if receipt is None else fields | {"has_succeeded": _has_succeeded(receipt)}
-
-
-def _lost(action: Action, after_s: float) -> TransactionLost:
-    what = f" ({action.label})" if action.label else ""
-    return TransactionLost(
-        f"transaction {_hashes_of(action)[-1]}{what} was not mined within {after_s:g} s",
-        tx=_hashes_of(action)[-1],
-        hint="it may still be mined: run the same command again, which waits for it",
-    )

@@ -113,11 +113,21 @@ class ContractRevert(ChainError):
 
 
 class TransactionLost(ChainError):
-    """A transaction was sent but no receipt came in time; `tx` is its hash."""
+    """A transaction was sent but no receipt came in time; `tx` is its hash.
 
-    def __init__(self, message: str, *, tx: str, hint: str | None = None) -> None:
+    `is_remembered` tells that a later process finds it in a journal, and does not send it again.
+    """
+
+    def __init__(self, message: str, *, tx: str, is_remembered: bool) -> None:
+        hint = (
+            "it may still be mined: run the same command again, which waits for it"
+            if is_remembered
+            else f"it may still be mined: look for {tx} on chain before you run the command again, "
+            "which would send another one"
+        )
         super().__init__(message, hint=hint)
         self.tx = tx
+        self.is_remembered = is_remembered
 
 
 class ProtocolError(MusterError, ValueError):

@@ -209,6 +209,7 @@ async def test_transaction_that_is_never_mined_is_lost(pool: Pool) -> None:
     with pytest.raises(errors.TransactionLost, match="not mined within 60 s") as error:
         await pool.sender().send(TO, b"")
     assert error.value.tx == pool.sent[-1]["hash"]
+    assert f"look for {error.value.tx} on chain" in str(error.value.hint)
     assert 60 <= pool.now < 65
 
 

@@ -208,12 +208,15 @@ async def test_reverted_orphan_does_not_stop_the_next(pool: Pool, journal: SendJ
     assert datas(pool) == [(0, b"\1"), (1, b"\2")]
 
 
-async def test_recovery_says_which_transaction_is_stuck(pool: Pool, journal: SendJournal) -> None:
+async def test_recovery_says_which_transaction_is_stuck(pool: Pool, tmp_path: Path) -> None:
     pool.auto = False
+    journal = SendJournal(tmp_path / "sent", "scope")
     sender = pool.sender(journal=journal)
     await abandoned(pool, sender, b"\1", "commit 17")
-    with pytest.raises(errors.TransactionLost, match=r"\(commit 17\) was not mined within 60 s"):
+    with pytest.raises(errors.TransactionLost, match=r"\(commit 17\) was not mined") as error:
         await sender.send(TO, b"\2")
+    assert "run the same command again" in str(error.value.hint)
+    journal.close()
     assert {data for _, data in datas(pool)} == {b"\1"}
 
 

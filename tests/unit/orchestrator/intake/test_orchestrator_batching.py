@@ -101,7 +101,9 @@ async def test_claim_that_the_contract_refuses_for_ever_does_not_stop_the_others
         assert await bench.services.batching.next() is None
 
 
-@pytest.mark.parametrize("error", [ChainUnreachable("gone"), TransactionLost("slow", tx="0x00")])
+@pytest.mark.parametrize(
+    "error", [ChainUnreachable("gone"), TransactionLost("slow", tx="0x00", is_remembered=True)]
+)
 async def test_commitment_of_unknown_fate_is_never_made_twice(
     bench: Bench, error: Exception
 ) -> None:

@@ -36,7 +36,7 @@ from muster.trainer.stream.reader import Cursor
 RUN = RunId(5)
 DOMAIN = Domain(31337, Address("0x" + "11" * 20))
 V1, V2, V3 = PolicyVersion(1), PolicyVersion(2), PolicyVersion(3)
-LOST = TransactionLost("no receipt", tx="0x00")
+LOST = TransactionLost("no receipt", tx="0x00", is_remembered=True)
 
 
 @pytest.fixture
