@@ -451,6 +451,20 @@ def test_one_of_two_sites_that_cannot_reach_each_other_is_left_out(
     assert torch.equal(zero.toy.w, one.toy.w)
 
 
+def test_site_that_does_not_connect_says_which_interface_it_may_need(
+    port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = MeetingPlace(0, "127.0.0.1", port, alive_s=0.5, wait_s=10.0)
+    zero = Meeting(place, expected=2, secret=SECRET)
+    # Gloo obeys the variable: it finds no such interface.
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none-such")
+    assert zero._link(0, [0, 1]) is None
+    zero.close()
+    (record,) = [each for each in caplog.records if each.msg == "not connected to all sites"]
+    assert "none-such" in record.__dict__["error"]
+    assert "GLOO_SOCKET_IFNAME" in record.__dict__["hint"]
+
+
 @st.composite
 def networks(draw: st.DrawFn) -> tuple[int, set[frozenset[int]]]:
     """Return a number of sites, and the pairs of them that cannot reach each other."""

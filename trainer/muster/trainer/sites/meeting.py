@@ -66,6 +66,11 @@ LINK_LIVES = 6
 
 Gloo's deadline is one `alive_s`; the accepting side of a connection waits five of them.
 """
+LINK_HINT = (
+    "sites connect on free ports: open all of them between the sites; on a VPN set "
+    "GLOO_SOCKET_IFNAME to its interface at every site"
+)
+"""What to do when sites do not connect: gloo listens at the address that the host's name has."""
 
 
 class Seal:
@@ -437,7 +442,7 @@ class Meeting:
                 raise
             logger.warning(
                 "not connected to all sites",
-                extra={"round": number, "members": members, "error": str(error)},
+                extra={"round": number, "members": members, "error": str(error), "hint": LINK_HINT},
             )
             return None
 
