@@ -52,7 +52,7 @@ class Served(BaseModel):
     orchestrator: str | None = None
     """URL of its orchestrator."""
     relays: tuple[str, ...] = ()
-    """URLs of its relays; when empty, the orchestrator names them."""
+    """URLs of the user's own relays; when empty, the orchestrator names them."""
 
 
 class NetworkProfile(BaseModel):

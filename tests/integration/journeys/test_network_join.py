@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +17,9 @@ from orchestrator_network import NODES, ORCHESTRATOR, Network, open_network, run
 from muster.api.network_document import NetworkPage, sign_network
 from muster.app.cli import muster
 from muster.chain import load_deployment
+from muster.client.settings import NodeSettings
 from muster.protocol.errors import ApiError, ConfigError, MusterError, WrongChain
+from muster.settings import load_settings
 from muster.settings.profiles import read_profiles, resolve, write_profiles
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -104,7 +107,8 @@ async def test_an_orchestrator_tells_where_its_network_is(network: Network, home
         assert rpc == network.anvil.rpc_url
         assert load_deployment(deployments, 31337).contracts == network.deployment.contracts
         assert place.served(network.run_id).orchestrator == url
-        assert place.served(network.run_id).relays == (relay,)
+        assert shown["relays"] == [relay]
+        assert place.served(network.run_id).relays == ()
         listed = await call("run", "list", "--json")
         assert [run["run"] for run in json.loads(listed.stdout)] == [network.run_id]
         again = await call("join", url, "--yes")
@@ -244,6 +248,35 @@ async def test_a_profile_that_is_there_is_not_changed(network: Network) -> None:
     async with stranger(serving(network, moved)) as url:
         error = await refused(url)
     assert f"has run {network.run_id} at http://127.0.0.1:" in str(error)
+
+
+async def test_relays_stay_those_that_the_orchestrator_names(network: Network) -> None:
+    pages = [page_of(network, relays=(f"http://127.0.0.1:{port}",)) for port in (8700, 8701)]
+    serve = serving(network, pages[0])
+
+    async def answer(request: web.Request) -> web.Response:
+        return await serve(request)
+
+    async with stranger(answer) as url:
+        assert (await call("join", url, "--name", "here", "--yes")).exit_code == 0
+        flags = {"run": network.run_id, "state_dir": "state"}
+        settings = load_settings(NodeSettings, env_prefix="X_", flags=flags, environ=os.environ)
+        assert (settings.orchestrator, settings.relay) == (url, ())
+        serve = serving(network, pages[1])
+        again = await call("join", url, "--yes", "--json")
+    assert again.exit_code == 0, again.output
+    assert json.loads(again.stdout)["relays"] == ["http://127.0.0.1:8701"]
+
+
+async def test_relays_of_ones_own_stay_when_a_run_is_joined(network: Network) -> None:
+    where = ("--rpc", network.anvil.rpc_url, "--deployments", str(network.folder / "deployments"))
+    run, mine = str(network.run_id), "http://127.0.0.1:8800"
+    async with stranger(serving(network, page_of(network, relays=("http://other",)))) as url:
+        own = ("--run", run, "--orchestrator", url, "--relay", mine)
+        assert (await call("network", "add", "near", *where, *own)).exit_code == 0
+        joined = await call("join", url, "--yes")
+        assert joined.exit_code == 0, joined.output
+    assert read_profiles().networks["near"].runs[run].relays == (mine,)
 
 
 async def test_an_endpoint_of_ones_own_takes_the_place_of_theirs(network: Network) -> None:

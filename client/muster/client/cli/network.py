@@ -2,9 +2,10 @@
 
 That file never holds a key. `muster join` takes a network's profile from an invitation to a run. An
 orchestrator is a stranger, so the command checks its answer before it writes anything: the form is
-valid, the chain has the contracts and the run, the run's orchestrator signed the answer, and no
-internet host resolves into the machine's own network. It shows the answer, and asks. In an existing
-profile it only adds the run. It sends nothing about the user.
+valid, the chain has the contracts and the run, the run's orchestrator signed the answer, and an
+internet host names none in the user's own network. It shows the answer, and asks. In an existing
+profile it only adds the run. The relays it only shows: processes ask the orchestrator for them, and
+resolve their names. It sends nothing about the user.
 """
 
 from __future__ import annotations
@@ -404,7 +405,7 @@ def _deployment(page: NetworkPage) -> Deployment:
 
 
 def _require_public(page: NetworkPage, url: str) -> None:
-    """Raise ConfigError for an internet host that resolves into the machine's own network."""
+    """Raise ConfigError for an internet host that names one in the machine's own network."""
     from muster.api.network_document import is_private
 
     if is_private(url):
@@ -426,7 +427,8 @@ def plan(
     a new one.
     """
     page = invited.page
-    served = Served(orchestrator=page.orchestrator or url, relays=page.relays)
+    # No relays: those in a profile are the user's own, which may be in a private network.
+    served = Served(orchestrator=page.orchestrator or url)
     same = _same_in(known, page.chain_id, invited.deployment)
     named = name or next(iter(same), None)
     named = named or (urlsplit(url).hostname or "").replace(":", "-")
@@ -446,13 +448,13 @@ def plan(
     if named not in same:
         raise ConfigError(f"the network {named!r} has another chain or contracts", hint=hint)
     before = old.runs.get(str(page.run_id), served)
-    if before != served:
+    if before.orchestrator != served.orchestrator:
         raise ConfigError(
             f"the network {named!r} has run {page.run_id} at {before.orchestrator} already, "
             f"not at {served.orchestrator}",
             hint=hint,
         )
-    return named, old.model_copy(update={"runs": {**old.runs, str(page.run_id): served}})
+    return named, old.model_copy(update={"runs": {**old.runs, str(page.run_id): before}})
 
 
 def _same_in(known: Profiles, chain_id: int, deployment: Deployment) -> list[str]:
@@ -476,7 +478,7 @@ def _facts(name: str, invited: Invitation, profile: NetworkProfile) -> dict[str,
         "named by": invited.named_by or "the run: ask your own with --rpc before you stake",
         "run": page.run_id,
         "orchestrator": served.orchestrator,
-        "relays": list(served.relays),
+        "relays": list(page.relays),
         "signed by": f"{invited.signer}, the run's orchestrator on chain",
         "contracts": [f"{n} {address}" for n, address in invited.deployment.contracts.items()],
     }
