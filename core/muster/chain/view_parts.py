@@ -333,11 +333,11 @@ class BatchView:
     committed_at: int
     """Time of the commitment."""
     block_number: int
-    """Block of the commitment."""
+    """Block of the commitment: of the batch that it was taken out of, if it was."""
     tx_hash: str
-    """Transaction of the commitment."""
+    """Transaction of that commitment."""
     beacon: Hash32 = NO_HASH
-    """Hash of the block of the commitment: the order of its validators is drawn from it."""
+    """Hash of the block of its own event: the order of its validators is drawn from it."""
     seated: tuple[Address, ...] = ()
     """The run's validators at the commitment."""
     orchestrator: Address = ZERO_ADDRESS

@@ -189,6 +189,12 @@ async def test_work_that_nobody_judges_is_taken_before_judges_of_the_network(
                 ),
             )
             async with running(*clients):
+                await see(network, lambda view: view.batches)
+                # The ticket was signed by the orchestrator that committed the work.
+                config = (await network.view()).runs[network.run_id].config
+                await network.owner.runs.rotate_orchestrator(
+                    network.run_id, config.orchestrator, JURORS[0].address
+                )
                 view, batch = await see(network, judged, 110)
 
                 async def case_is_over() -> bool:

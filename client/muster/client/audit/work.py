@@ -290,7 +290,7 @@ def _pair(table: OutcomeTable, row: int) -> str:
 def accepted_records(view: Ledger, table: OutcomeTable) -> Check:
     """Return whether accepted work was possible: its worker was active, its policy published."""
     rows_A = np.flatnonzero(table.is_verdict(Verdict.ACCEPTED))
-    committed_A = table.of_batches([_committed_in(view, b) for b in table.batches])[rows_A]
+    committed_A = table.of_batches([b.block_number for b in table.batches])[rows_A]
     published_A = _publication_blocks(view, table, rows_A)
     unpublished = (published_A < 0) | (published_A > committed_A)
     unknown, inactive = _strangers(view, table, rows_A, committed_A)
@@ -304,12 +304,6 @@ def accepted_records(view: Ledger, table: OutcomeTable) -> Check:
         found,
         f"{len(table)} outcomes",
     )
-
-
-def _committed_in(view: Ledger, batch: BatchView) -> int:
-    """Return the block that first committed a batch's work, before it was taken out of another."""
-    source = None if batch.split_from is None else view.batches.get(batch.split_from)
-    return (source or batch).block_number
 
 
 def _unfounded(

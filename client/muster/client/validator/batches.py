@@ -103,12 +103,13 @@ def claim_in(
     slots: SlotIndex,
     earlier: Container[SlotOfWorker],
 ) -> ClaimedWork:
-    """Return a submission as a claim, with the facts on chain when the block of its batch began.
-    `slots` are those of the run's batches, `earlier` those before it in its own batch.
+    """Return a submission as a claim, with the facts on chain when the block of its commitment
+    began. `slots` are those of the run's batches, `earlier` those before it in its own batch.
     """
     submission = entry.submission
     standing = view.standing(batch.run_id, submission.worker, before=batch.block_number)
     slot = slot_in(view, batch, submission)
+    first_id = batch.batch_id if batch.split_from is None else batch.split_from
     is_active = standing is not None and standing.is_active(batch.block_number)
     return ClaimedWork(
         submission=submission,
@@ -126,7 +127,7 @@ def claim_in(
         ),
         worker_id=slot[0],
         node=standing.node if standing and is_active else None,
-        is_slot_used=slots.is_used(slot, before=batch.batch_id) or slot in earlier,
+        is_slot_used=slots.is_used(slot, before=first_id) or slot in earlier,
     )
 
 

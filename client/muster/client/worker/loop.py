@@ -717,9 +717,10 @@ class WorkerLoop:
         if signed is None:
             self._settle_again(slot, batch, position, record)
             return
-        is_elsewhere = self.silence is not None and self.silence.is_on_chain(signed)
-        if record.reason is Reason.SLOT_REUSED and is_elsewhere and batch.direct is None:
-            return  # its directly committed submission has another outcome
+        held_in = None if self.silence is None else self.silence.batch_of(signed)
+        is_copy = held_in is not None and held_in.name != batch.name and not held_in.is_void
+        if is_copy and record.verdict in (Verdict.REJECTED, Verdict.INCOMPLETE):
+            return  # the batch that held it first decides: a later copy is late, or its slot used
         if record.reason is Reason.BATCH_MISDECLARED and self.silence is not None:
             # The slot is not used: the same work is submitted directly, unless it already was.
             self.silence.refused[signed.slot] = record.reason.name

@@ -264,17 +264,18 @@ class SilenceDuty:
         """Return the batch in which the worker committed a submission directly."""
         return self.own_work.get(signed.submission.leaf())
 
-    def is_on_chain(self, signed: SignedSubmission) -> bool:
-        """Return whether the worker committed a submission directly."""
-        return self.own_batch(signed) is not None
+    def batch_of(self, signed: SignedSubmission) -> BatchView | None:
+        """Return the batch that holds a submission: its own before one that is proven to hold
+        it.
+        """
+        proven = self.context.journal.proven(signed)
+        return find_batch(self.context.view, self.own_batch(signed), proven)
 
     def is_held(self, signed: SignedSubmission) -> bool:
         """Return whether a batch on chain holds a submission, by a proof, its own commitment or a
         verdict.
         """
-        proven = self.context.journal.proven(signed)
-        batch = find_batch(self.context.view, self.own_batch(signed), proven)
-        return batch is not None or signed.slot in self.accused
+        return self.batch_of(signed) is not None or signed.slot in self.accused
 
     def is_done(self) -> bool:
         """Return whether it has no bonds, no cases and no claims to make left."""

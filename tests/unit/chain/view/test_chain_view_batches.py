@@ -3,9 +3,11 @@ from chain_fakes import History
 from chain_histories import (
     ACCEPTED,
     CLAIMANT,
+    CONFIG,
     FRAUD_FOUND,
     LEAF,
     OVERTURNED,
+    OWNER,
     RECORDS,
     RUN,
     UPHELD,
@@ -117,6 +119,9 @@ def test_split_off_work_leaves_as_many_units_less(withheld: bool) -> None:
     history, work = begun(), work_on(0, units=120)
     if withheld:
         withhold(history)
+    before = CONFIG.orchestrator
+    new = {"old_orchestrator": before, "new_orchestrator": OWNER}
+    history.add("OrchestratorRotated", run_id=RUN, **new)
     commit(history, 2, 1)
     said = {"batch_id": 2, "from_batch_id": 1, "worker": WORKER, "work": work, "sources": ()}
     history.add("BatchSplit", same_block=True, **said)
@@ -125,6 +130,8 @@ def test_split_off_work_leaves_as_many_units_less(withheld: bool) -> None:
     assert (left.units, left.split_off) == (180, {2: work.submission})
     assert (taken.split_from, taken.work, taken.status) == (1, work, left.status)
     assert (taken.signers, taken.posted_at) == (left.signers, left.posted_at)
+    assert (taken.orchestrator, taken.block_number) == (before, left.block_number)
+    assert (taken.tx_hash, taken.beacon == left.beacon) == (left.tx_hash, False)
 
 
 def brought(history: History, batch_id: int, index: int, source: int | None = None) -> Hash32:

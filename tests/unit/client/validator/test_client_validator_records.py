@@ -6,19 +6,27 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
-from worlds.client_chain import make_batch as batch_of
+from worlds.client_chain import WORKER_ID, make_batch as batch_of, make_view
 from worlds.client_world import (
     CALIBRATION,
+    DOMAIN,
     RULES,
     VERSION,
     HashEngine,
     make_claim,
+    make_entry,
     make_rollouts,
     make_submission,
     make_ticket,
 )
 
-from muster.client.validator.batches import SlotIndex, Slots, is_misdeclared, slots_of_records
+from muster.client.validator.batches import (
+    SlotIndex,
+    Slots,
+    claim_in,
+    is_misdeclared,
+    slots_of_records,
+)
 from muster.client.validator.checks import ClaimedWork, unreadable
 from muster.client.validator.judging import Judgement, examine, outcome_record, unread
 from muster.client.validator.records import EvidenceStore, JudgedBatch, OutcomeJournal
@@ -107,6 +115,19 @@ def test_first_batch_of_a_slot_counts_in_whatever_order_batches_become_known(
         known |= slots(batch_id, make_record())
         index.refresh(known)
     assert [index.is_used((1, 1, 0), before=b) for b in (1, 2, 5)] == [False, True, True]
+
+
+@pytest.mark.parametrize(("judged_in", "is_used"), [(2, True), (5, False)])
+def test_work_that_was_taken_out_of_a_batch_comes_at_the_place_of_that_batch(
+    judged_in: int, is_used: bool
+) -> None:
+    index = SlotIndex()
+    index.refresh(slots(judged_in, make_record(WORKER_ID, TICKET.step, TICKET.index)))
+    submission = make_submission(TICKET, ROWS)
+    taken = replace(batch_of(9, [submission]), split_from=3)
+    entry = make_entry(TICKET, submission)
+    claim = claim_in(make_view(), taken, entry, DOMAIN, index, [])
+    assert claim.is_slot_used is is_used
 
 
 def test_reorganised_batch_frees_its_slots() -> None:

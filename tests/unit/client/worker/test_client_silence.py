@@ -968,6 +968,28 @@ async def test_slot_reused_in_the_orchestrators_batch_is_not_the_outcome_of_own_
     assert not desk.journal.unfinished()
 
 
+@pytest.mark.parametrize("reason", [Reason.LATE, Reason.SLOT_REUSED])
+async def test_later_copy_that_is_not_accepted_leaves_the_batch_that_holds_the_work_to_judges(
+    desk: Silenced, reason: Reason
+) -> None:
+    desk.sign()
+    desk.commit()
+    assert await desk.at(NOW) == []
+    await desk.loop.on_change([desk.post(4, make_record(Verdict.REJECTED, reason))])
+    await desk.loop.settle()
+    assert await desk.at(DUE_AT) == ["split"]
+
+
+async def test_work_whose_batch_is_void_ends_with_the_outcome_of_a_copy(desk: Silenced) -> None:
+    desk.sign()
+    batch = desk.commit()
+    assert await desk.at(NOW) == []
+    desk.view.batches[3] = replace(batch, voided_tx="0x")
+    await desk.loop.on_change([desk.post(4, make_record(Verdict.REJECTED, Reason.LATE))])
+    await desk.loop.settle()
+    assert not desk.journal.unfinished()
+
+
 async def test_work_of_a_misdeclared_batch_is_submitted_directly_and_its_own_outcome_counts(
     desk: Silenced,
 ) -> None:
