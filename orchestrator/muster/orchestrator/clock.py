@@ -33,6 +33,10 @@ class BlockClock:
         return self._block_time + int(self._monotonic() - self._seen_at)
 
 
+AWAY_S = 30.0
+"""Seconds without an answer after which the chain counts as away."""
+
+
 @dataclass(slots=True)
 class ChainHealth:
     """Health of reading the chain."""
@@ -51,6 +55,10 @@ class ChainHealth:
     def failed(self, error: str) -> None:
         """Note a failed read."""
         self.error = error
+
+    def is_away(self, now: float) -> bool:
+        """Return whether the endpoint has failed for AWAY_S."""
+        return self.error is not None and now - (self.read_at or 0) >= AWAY_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ after a reorg.
 from collections import Counter, defaultdict, deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
 from muster.chain import BatchView, CaseView, ChainView, CheckpointView, Event, RunView, SlashView
 from muster.chain.conversion import lenient_reason
@@ -17,7 +16,7 @@ from muster.protocol.messages import OutcomeRecord, Reason, Submission, Ticket, 
 from muster.protocol.recipe import TrainingRecipe
 
 NEWEST_BATCHES = 32
-"""Number of newest batches, of all runs, that measure the speed of checking."""
+"""Number of newest judged batches that measure the speed of checking."""
 Slot = tuple[Address, int, int]
 """Worker, rollout step and index: what one ticket is for."""
 
@@ -154,14 +153,13 @@ class Projection:
         return [b for b in self.unsettled if b.status is BatchStatus.COMMITTED]
 
     def judged_units_per_s(self) -> float | None:
-        """Return the highest speed of judging among the newest batches, in accepted units per
-        second from commitment to outcomes; None when none was judged.
+        """Return the highest speed of judging among the run's newest judged batches, in accepted
+        units per second from commitment to outcomes; None when none was judged.
         """
         speeds = []
-        for each in islice(reversed(self.view.batches.values()), NEWEST_BATCHES):
-            if each.run_id == self.run_id and each.posted_at is not None:
-                accepted = (r.units for r in each.records or () if r.verdict is Verdict.ACCEPTED)
-                speeds.append(sum(accepted) / max(1, each.posted_at - each.committed_at))
+        for each in self._newest_judged:
+            accepted = (r.units for r in each.records or () if r.verdict is Verdict.ACCEPTED)
+            speeds.append(sum(accepted) / max(1, (each.posted_at or 0) - each.committed_at))
         return max(speeds, default=None)
 
     @property
@@ -361,6 +359,7 @@ class Projection:
         self._by_worker = defaultdict[int, list[Judged]](list)
         self._paid = Counter[Address]()
         self._posted = deque[BatchView]()
+        self._newest_judged = deque[BatchView](maxlen=NEWEST_BATCHES)
         self._posted_units = Counter[int]()
         batches = [b for b in self.view.batches.values() if b.run_id == self.run_id]
         for batch in batches:
@@ -388,6 +387,7 @@ class Projection:
         self._unjudged.discard(batch.batch_id)
         self._judged_batches += 1
         self._posted.append(batch)
+        self._newest_judged.append(batch)
         self._note_signers(batch)
         for position, record in enumerate(batch.records or ()):
             self._add_outcome(batch.batch_id, position, record)

@@ -159,6 +159,7 @@ class Services:
             key=self.key,
             domain=self.domain,
             now=self.chain_clock.now,
+            is_chain_away=lambda: self.chain_health.is_away(self.clock()),
             lease_s=settings.lease_s,
             outcome_deadline_s=constants.outcome_deadline_s,
         )

@@ -205,3 +205,14 @@ def test_announced_refill_takes_submissions_out_of_what_is_used() -> None:
     assert fed.trained_submissions == TRAINING.submissions_per_step
     fed.note_figures(1, {"stream_from": 0.0, "refill": 1.0})
     assert (fed.progress.step, fed.trained_submissions) == (1, TRAINING.submissions_per_step - 1)
+
+
+def test_speed_of_judging_outlasts_batches_of_other_runs_and_own_ones_that_wait() -> None:
+    made, emit = projection()
+    judged_batches = events_of([[(Verdict.ACCEPTED, 0)]], emit)
+    waiting = [committed(emit, n, keccak(b"%d" % n), 1) for n in range(2, 42)]
+    others = [committed(emit, n, keccak(b"%d" % n), 1, RunId(2)) for n in range(42, 82)]
+    feed(made, [*judged_batches, *waiting, *others])
+    assert made.judged_units_per_s() == 10
+    made.rebuild()
+    assert made.judged_units_per_s() == 10

@@ -110,6 +110,7 @@ NO_TICKET_HINTS = {
         "it holds its share of the tickets: wait until they are judged or lapse, an "
         "hour at most; accepted work earns a larger share"
     ),
+    "chain_away": "the orchestrator's chain endpoint does not answer: its owner must see to that",
     "unfunded": "the run cannot pay at the moment: its owner must fund it",
     "hardware_unknown": "the next heartbeat tells the orchestrator what this machine has",
     "hardware_short": "the run asks for more memory than this machine has: muster doctor",

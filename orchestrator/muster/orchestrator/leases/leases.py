@@ -33,7 +33,7 @@ rule is told the reason in quotes; if there is none, it has nothing to do now:
      3. run        the run is not paused on chain, and has a policy version
      4. activation the worker's activation delay is over
      5. capacity   there is a ticket; those with small stakes share theirs
-     6. money      the run can pay: "unfunded"
+     6. money      the chain answers: "chain_away"; the run can pay: "unfunded"
      7. machine    `fitness.py`: "hardware_unknown", "hardware_short", "too_slow"
      8. allowance  `fitness.py`, and the share by stake, `shares.py`: "share"
      9. unit cap   the stake covers another lease, `shares.py`: "unit_cap"
@@ -116,6 +116,8 @@ class NoTicket(StrEnum):
     """The worker's stake does not cover another submission."""
     SHARE = "share"
     """The worker holds as many tickets as it may, or has let some lapse."""
+    CHAIN_AWAY = "chain_away"
+    """Batches cannot be committed: by the time they can, the work may be late."""
     UNFUNDED = "unfunded"
     """The run cannot pay for the uploaded work."""
     PAUSED = "paused"
@@ -154,6 +156,7 @@ class Leases:
     key: bytes
     domain: Domain
     now: Callable[[], int]
+    is_chain_away: Callable[[], bool]
     lease_s: int
     outcome_deadline_s: int
     monotonic: Callable[[], float] = time.monotonic
@@ -276,6 +279,8 @@ class Leases:
         self, snapshot: Snapshot, worker: MemberView, checkpoint: CheckpointView
     ) -> int | NoTicket | Unfit:
         """Return how many leases the worker's stake covers, or why it gets none."""
+        if self.is_chain_away():
+            return NoTicket.CHAIN_AWAY
         if self.batching.is_unfunded:
             return NoTicket.UNFUNDED
         account, now = snapshot.accounts[worker.address], snapshot.now

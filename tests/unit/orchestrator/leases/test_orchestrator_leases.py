@@ -9,6 +9,7 @@ from orchestrator_fakes import RUN, Network
 
 from muster.api import Lease, NoWork
 from muster.chain import WorkerStatus
+from muster.orchestrator.clock import AWAY_S
 from muster.orchestrator.db import statements
 from muster.orchestrator.db.query import plain
 from muster.orchestrator.leases.leases import INDEX_BLOCK, WorkerRows, capacity, next_step
@@ -309,3 +310,20 @@ async def test_refill_that_was_not_needed_is_taken_back(tmp_path: Path) -> None:
             await api.post_metrics(1, {"stream_from": 0.0, "refill": 1.0})
             await api.post_metrics(1, {"stream_from": 0.0, "stream_to": 1.0, "refill": 0.0})
         assert await ticket(bench) is None
+
+
+async def test_no_lease_is_given_while_the_chain_is_away_and_open_ones_are_given_again(
+    bench: Bench,
+) -> None:
+    """Work that comes back later than its deadline cannot be committed in time."""
+    lease = await bench.lease(0)
+    health = bench.services.chain_health
+    health.read_at = bench.wall()
+    health.failed("the endpoint does not answer")
+    bench.wall.time += AWAY_S - 1
+    assert isinstance(await bench.ask(1), Lease)
+    bench.wall.time += 1
+    assert await bench.ask(2) == NoWork(retry_after_s=1.0, reason="chain_away")
+    assert (await bench.lease(0)).ticket == lease.ticket
+    health.succeeded(9, bench.wall())
+    assert isinstance(await bench.ask(2), Lease)
