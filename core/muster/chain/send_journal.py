@@ -35,6 +35,12 @@ reorg."""
 T = TypeVar("T")
 
 _COLUMNS = "id, label, purpose, nonce, state, tx_hash, block_number, block_hash"
+_SEARCHED = {
+    "pending": "state = 'pending'",
+    "settled": "state IN ('mined', 'reverted')",
+    "forgettable": "(label IS NULL OR state != 'mined')",
+}
+"""Conditions of actions that are searched for among all that were ever sent."""
 
 
 class ActionState(StrEnum):
@@ -170,11 +176,11 @@ class SendJournal:
 
     async def pending(self) -> list[Action]:
         """Return the pending actions, by nonce."""
-        return await self._select("state = 'pending'")
+        return await self._select(_SEARCHED["pending"])
 
     async def settled_from(self, nonce: int) -> list[Action]:
         """Return the mined or reverted actions with this nonce or a later one, by nonce."""
-        return await self._select("nonce >= ? AND state IN ('mined', 'reverted')", nonce)
+        return await self._select(f"nonce >= ? AND {_SEARCHED['settled']}", nonce)
 
     # ------------------------------------------------------------------- storage
 
@@ -206,13 +212,15 @@ class SendJournal:
         """Drop rows that no reorganisation needs again: old attempts, and old actions without a
         label.
         """
-        old = "scope = ? AND nonce < ? AND state != 'pending'"
+        # The attempts are few, the actions with a label stay for good.
         execute(
-            f"DELETE FROM attempts WHERE action IN (SELECT id FROM actions WHERE {old})",
+            "DELETE FROM attempts WHERE EXISTS (SELECT 1 FROM actions WHERE id = attempts.action"
+            " AND scope = ? AND nonce < ? AND state != 'pending')",
             (self._scope, before_nonce),
         )
         execute(
-            f"DELETE FROM actions WHERE {old} AND (label IS NULL OR state != 'mined')",
+            "DELETE FROM actions WHERE scope = ? AND nonce < ? AND state != 'pending'"
+            f" AND {_SEARCHED['forgettable']}",
             (self._scope, before_nonce),
         )
 
@@ -282,6 +290,11 @@ def schema(*, identity: str, blob: str) -> list[str]:
             WHERE label IS NOT NULL AND state IN ('pending', 'mined')""",
         """CREATE UNIQUE INDEX IF NOT EXISTS one_action_per_nonce ON actions (scope, nonce)
             WHERE state IN ('pending', 'mined', 'reverted')""",
+        # A condition must stand in a query as it does in its index: else SQLite reads all rows.
+        *(
+            f"CREATE INDEX IF NOT EXISTS actions_{name} ON actions (scope, nonce) WHERE {condition}"
+            for name, condition in _SEARCHED.items()
+        ),
         f"""CREATE TABLE IF NOT EXISTS attempts (
             number {identity},
             action BIGINT NOT NULL REFERENCES actions (id) ON DELETE CASCADE,

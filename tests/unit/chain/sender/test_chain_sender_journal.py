@@ -3,7 +3,9 @@ import sqlite3
 import stat
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -17,7 +19,7 @@ from muster.chain.outgoing import (
     UnsignedTransaction,
     refusal_of,
 )
-from muster.chain.send_journal import ActionState, Inclusion
+from muster.chain.send_journal import ActionState, Execute, Inclusion, SqliteStore
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ConfigError, EncodingError, RpcError, StorageError, StorageFailed
@@ -329,3 +331,35 @@ def test_journal_is_a_plain_sqlite_file(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "journal") as connection:
         assert connection.execute("SELECT count(*) FROM actions").fetchone() == (0,)
     connection.close()
+
+
+class Planned(SqliteStore):
+    """Keeps the plans of the statements that it runs."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.plans: list[str] = []
+
+    def run(self, work: Callable[[Execute], Any]) -> Any:
+        def planned(execute: Execute) -> Any:
+            def run_one(sql: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
+                rows = execute(f"EXPLAIN QUERY PLAN {sql}", values)
+                self.plans += [f"{row[-1]}: {sql}" for row in rows]
+                return execute(sql, values)
+
+            return work(run_one)
+
+        return super().run(planned)
+
+
+async def test_no_statement_reads_all_actions_that_were_ever_sent() -> None:
+    store = Planned()
+    journal = SendJournal(store, "scope")
+    for nonce in range(3):
+        action = await journal.begin(f"commit {nonce}", "purpose", nonce, transaction(nonce))
+        await journal.resolve(action, ActionState.MINED, PLACE)
+    await journal.pending()
+    await journal.settled_from(1)
+    await journal.find("commit 1")
+    assert store.plans
+    assert [plan for plan in store.plans if plan.startswith("SCAN actions")] == []
