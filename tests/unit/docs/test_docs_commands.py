@@ -17,7 +17,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 
 
 def _code_lines(page: Path) -> list[str]:
-    blocks = re.findall(r"^```(?:sh|console|bash)\n(.*?)^```", page.read_text(), re.M | re.S)
+    blocks = re.findall(r"^ *```(?:sh|console|bash)\n(.*?)^ *```", page.read_text(), re.M | re.S)
     indented = re.findall(r"^    (make .*|muster .*)$", page.read_text(), re.M)
     joined = "\n".join(blocks).replace("\\\n", " ").splitlines()
     return [_without_prompt(line.strip()) for line in [*joined, *indented]]
@@ -48,6 +48,18 @@ def test_a_documented_muster_command_exists_with_its_options(page: str, line: st
     known = {option for p in command.get_params(context) for option in p.opts + p.secondary_opts}
     used = {word.split("=")[0] for word in words if word.startswith("--")}
     assert used <= known, f"{page}: {line}"
+
+
+def test_examples_that_run_vllm_name_its_device() -> None:
+    examples = [line for _, line in MUSTER_LINES]
+    for name in ("doctor", "worker", "validator"):
+        command = muster.get_command(click.Context(muster), name)
+        group = command.commands.values() if isinstance(command, click.Group) else [command]
+        examples += [line for each in group for line in (each.help or "").splitlines()]
+    running = [line for line in examples if "--engine vllm" in line]
+    # The default is the CPU, which vLLM's build for GPUs refuses.
+    assert running
+    assert [line for line in running if "--device" not in line] == []
 
 
 def test_commands_to_install_are_in_the_package() -> None:

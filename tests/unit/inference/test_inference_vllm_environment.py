@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -20,6 +21,7 @@ from muster.inference.vllm.launcher import (
     require_version,
     version_at,
 )
+from muster.inference.vllm.model import Options, _require_runs_here
 from muster.protocol.errors import EngineError
 
 
@@ -152,3 +154,19 @@ def test_process_imports_only_what_its_environment_has() -> None:
 
 def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+@pytest.mark.parametrize(("is_cpu", "device", "right"), [(0, "cpu", "cuda"), (1, "cuda", "cpu")])
+def test_vllm_built_for_another_device_names_its_own(
+    is_cpu: int, device: str, right: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vllm, platforms = ModuleType("vllm"), ModuleType("vllm.platforms")
+    vllm.ModelRegistry = None  # type: ignore[attr-defined]
+    platforms.current_platform = SimpleNamespace(is_cpu=lambda: bool(is_cpu))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
+    options = Options("bfloat16", device, None, None, 1, 1, None, 1)
+    with pytest.raises(EngineError, match=f"not for '{device}'") as refused:
+        _require_runs_here(None, options)
+    assert refused.value.hint is not None
+    assert f"give --device {right}" in refused.value.hint

@@ -391,7 +391,7 @@ def doctor(**options: Any) -> None:
     Examples:
       muster doctor --run 1 --orchestrator http://orchestrator:8600
       muster doctor --run 1 --orchestrator URL --worker 0x... --keystore ~/.muster/node.json
-      muster doctor --run 1 --orchestrator URL --engine vllm --dtype bfloat16
+      muster doctor --run 1 --orchestrator URL --engine vllm --device cuda --dtype bfloat16
     """
     lines = asyncio.run(_collect(_asked(options), not options["as_json"]))
     if options["as_json"]:

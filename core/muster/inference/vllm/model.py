@@ -314,10 +314,14 @@ def _require_runs_here(config: Any, options: Options) -> None:
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu() != (options.device == "cpu"):
-        built = "the CPU" if current_platform.is_cpu() else "GPUs"
+        built, device, other = (
+            ("the CPU", "cpu", "for a GPU `pip install 'muster-rl[vllm]'`")
+            if current_platform.is_cpu()
+            else ("GPUs", "cuda", "for the CPU `make vllm`")
+        )
         raise EngineError(
             f"this vLLM is built for {built}, not for {options.device!r}",
-            hint="--device cpu needs `make vllm`, --device cuda `pip install 'muster-rl[vllm]'`",
+            hint=f"give --device {device}; another vLLM: {other}",
         )
     architectures = list(getattr(config, "architectures", None) or ())
     if not set(architectures) & set(ModelRegistry.get_supported_archs()):
