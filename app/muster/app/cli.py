@@ -8,9 +8,10 @@ import gc
 import importlib
 import re
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from importlib import metadata
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import click
 
@@ -21,6 +22,7 @@ from muster.protocol.errors import (
     MusterError,
     NotYet,
     PolicyUnavailable,
+    RpcError,
     StorageFailed,
     TransactionLost,
     is_disk_failure,
@@ -137,9 +139,9 @@ _OF_EXTRA = re.compile(r"([\w.-]+).*extra == ['\"]([\w-]+)['\"]")
 _DISTRIBUTIONS = {"pynvml": "nvidia-ml-py"}
 """Modules whose distribution has another name."""
 _EXTRAS_OF_EXTRAS = ("demo", "dev")
-REFUSED, LATER, STOPPED = 1, 3, 130
+REFUSED, LATER, CRASHED, STOPPED = 1, 3, 70, 130
 """Exit codes, see docs/reference/exit-codes.md; wrong usage is click's 2."""
-_LATER = (ChainUnreachable, NotYet, PolicyUnavailable, StorageFailed)
+_LATER = (ChainUnreachable, NotYet, PolicyUnavailable, RpcError, StorageFailed)
 _PR_SET_DUMPABLE = 4
 COMPLETION_VARIABLE = "_MUSTER_COMPLETE"
 """Environment variable that the shell sets to request completions."""
@@ -283,11 +285,13 @@ def main(command: click.Command | None = None) -> None:
                 "the lab is not in the package", "clone the repository and run this command there"
             )
         if error.name is None or error.name.split(".")[0] == "muster":
-            raise
+            _crash()
         _fail(f"{error.name} is not installed", f"pip install 'muster-rl[{extra_of(error.name)}]'")
     except OSError as error:
         shown = f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
         _fail(shown, _os_hint(error), LATER if is_disk_failure(error) else REFUSED)
+    except Exception:
+        _crash()
 
 
 def _hide_memory() -> None:
@@ -310,6 +314,12 @@ def extra_of(module: str) -> str:
         if found[1].lower().replace("_", "-") == name:
             return found[2]
     return "demo"
+
+
+def _crash() -> NoReturn:
+    """End with the traceback of what is no message of ours: out of memory, or a defect."""
+    traceback.print_exc()
+    sys.exit(CRASHED)
 
 
 def _fail(message: str, hint: str | None, code: int = REFUSED) -> None:

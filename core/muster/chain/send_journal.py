@@ -22,7 +22,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from muster.chain.outgoing import SignedTransaction
-from muster.protocol.errors import ConfigError, StorageError, StorageFailed, is_disk_failure
+from muster.protocol.errors import (
+    ConfigError,
+    StorageError,
+    StorageFailed,
+    is_disk_failure,
+    storage_error_of,
+)
 from muster.protocol.ids import Address
 
 if TYPE_CHECKING:
@@ -336,7 +342,8 @@ class SqliteStore:
         except sqlite3.IntegrityError as error:
             raise second_action(self._shown, error) from error
         except sqlite3.Error as error:
-            raise (StorageFailed if is_disk_failure(error) else StorageError)(
+            raise storage_error_of(
+                error,
                 f"the journal {self._shown} cannot be used: {error}",
                 hint="check the disk's space: a transaction is sent only after it is in the "
                 "journal",
@@ -362,8 +369,7 @@ def _open(path: Path | None) -> sqlite3.Connection:
             timeout=LOCK_TIMEOUT_S,
         )
     except (OSError, sqlite3.Error) as error:
-        kind = StorageFailed if is_disk_failure(error) else StorageError
-        raise kind(f"cannot open the journal {path}: {error}") from error
+        raise storage_error_of(error, f"cannot open the journal {path}: {error}") from error
     try:
         # One process per key: the operating system releases the lock when a process is killed.
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")

@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from muster.lifecycle import sync_path
-from muster.protocol.errors import StorageError
+from muster.protocol.errors import (
+    StorageError,
+    storage_error_of,
+)
 
 
 @contextlib.contextmanager
@@ -43,4 +46,4 @@ def cannot_write(path: Path, error: OSError) -> StorageError:
         hint = "the disk is full: free some space; nodes then continue by themselves"
     else:
         hint = "check the disk, and the folder's owner and permissions"
-    return StorageError(f"cannot write {path}: {error.strerror}", hint=hint)
+    return storage_error_of(error, f"cannot write {path}: {error.strerror}", hint=hint)

@@ -228,6 +228,13 @@ class StorageFailed(StorageError):
     """A disk is full, or a disk or bucket failed: the same may succeed later."""
 
 
+def storage_error_of(
+    error: BaseException, message: str, *, hint: str | None = None
+) -> StorageError:
+    """Return the error of a failed file operation; StorageFailed if a later try may succeed."""
+    return (StorageFailed if is_disk_failure(error) else StorageError)(message, hint=hint)
+
+
 def is_disk_failure(error: BaseException) -> bool:
     """Return whether an error of the operating system, or of SQLite, says that a disk is full or
     fails.

@@ -21,7 +21,11 @@ from typing import NamedTuple
 
 from blake3 import blake3
 
-from muster.protocol.errors import EncodingError, StorageError
+from muster.protocol.errors import (
+    EncodingError,
+    StorageError,
+    storage_error_of,
+)
 from muster.protocol.ids import Hash32
 from muster.shardcast.digests import region_digest
 from muster.shardcast.manifest import parse_digest
@@ -61,7 +65,8 @@ def temporary_name() -> str:
 
 def storage_error(error: OSError, what: str) -> StorageError:
     """Return the StorageError for a failed file operation; `what` names it."""
-    return StorageError(
+    return storage_error_of(
+        error,
         f"cannot {what}: {error.strerror or error}",
         hint="free disk space or check the folder's permissions, then try again",
     )

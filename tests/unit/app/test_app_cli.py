@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from muster.app import cli
 from muster.app.cli import COMMANDS, SECTIONS, main, muster
+from muster.lifecycle.files import cannot_write
 from muster.protocol import errors
 from muster.trainer.cli import SECTIONS as TRAINER_SECTIONS, trainer_run
 
@@ -197,12 +198,15 @@ def test_fund_asks_the_chain_of_the_shared_variable(
     "defect", [ZeroDivisionError(), ModuleNotFoundError("x", name="muster.nothing")]
 )
 def test_defects_of_our_own_are_not_hidden(
-    defect: Exception, monkeypatch: pytest.MonkeyPatch
+    defect: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cli, "muster", _raise(defect))
     monkeypatch.setattr(sys, "argv", ["muster"])
-    with pytest.raises(type(defect)):
+    with pytest.raises(SystemExit) as caught:
         main()
+    assert caught.value.code == cli.CRASHED
+    assert "Traceback (most recent call last):\n" in (shown := capsys.readouterr().err)
+    assert type(defect).__name__ in shown
 
 
 @pytest.mark.parametrize(
@@ -217,6 +221,7 @@ def test_defects_of_our_own_are_not_hidden(
         (errors.ChainUnreachable("no answer"), 3),
         (errors.TransactionLost("no receipt", tx="0x", is_remembered=True), 3),
         (errors.TransactionLost("no receipt", tx="0x", is_remembered=False), 1),
+        (errors.RpcError("internal error", code=-32603), 3),
         (errors.PolicyUnavailable("no relay"), 3),
         (errors.NotYet("in an hour"), 3),
         (errors.StorageFailed("the disk is full"), 3),
@@ -225,6 +230,10 @@ def test_defects_of_our_own_are_not_hidden(
         (ModuleNotFoundError("x", name="torch"), 1),
         (OSError(errno.EACCES, "Permission denied"), 1),
         (KeyboardInterrupt(), 130),
+        (cannot_write(Path("state"), OSError(errno.ENOSPC, "No space left on device")), 3),
+        (cannot_write(Path("state"), OSError(errno.EACCES, "Permission denied")), 1),
+        (MemoryError(), 70),
+        (RuntimeError("CUDA out of memory"), 70),
     ],
 )
 def test_exit_codes_tell_not_now_from_not_so(
@@ -240,7 +249,8 @@ def test_exit_codes_tell_not_now_from_not_so(
 def test_exit_codes_are_those_of_the_reference() -> None:
     page = (Path(__file__).parents[3] / "docs/reference/exit-codes.md").read_text()
     codes = [int(row) for row in re.findall(r"^\| (\d+) \|", page, re.M)]
-    assert codes == [0, cli.REFUSED, click.UsageError("x").exit_code, cli.LATER, cli.STOPPED]
+    own = (cli.LATER, cli.CRASHED, cli.STOPPED)
+    assert codes == [0, cli.REFUSED, click.UsageError("x").exit_code, *own]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -26,7 +26,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from muster.api.answers import AccountAddress, BatchEntry, HexBytes, HexHash, HexSignature
 from muster.orchestrator.http.errors import CANNOT_WRITE, refuse
 from muster.orchestrator.intake.blobs import LEFTOVER_S, TEMPORARY, Blobs, LocalBlobs, sync
-from muster.protocol.errors import StorageError, StorageFailed, is_disk_failure
+from muster.protocol.errors import (
+    StorageError,
+    storage_error_of,
+)
 from muster.protocol.ids import Hash32
 
 logger = logging.getLogger(__name__)
@@ -150,7 +153,8 @@ class FileStore:
                 for leftover in folder.glob(f"*{TEMPORARY}"):
                     _unlink_old(leftover)
         except OSError as error:
-            raise (StorageFailed if is_disk_failure(error) else StorageError)(
+            raise storage_error_of(
+                error,
                 f"the files folder {self._folder} is unusable: {error.strerror}",
                 hint="choose a folder that this user may write to with --files",
             ) from error

@@ -17,7 +17,11 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 from muster.lifecycle.files import write_durably
-from muster.protocol.errors import ConfigError, MusterError, StorageError
+from muster.protocol.errors import (
+    ConfigError,
+    MusterError,
+    storage_error_of,
+)
 from muster.protocol.ids import PolicyVersion
 from muster.trainer.measure.figures import PREFIX, STEP, meaning_of, split_part
 from muster.trainer.ports import MetricsSink
@@ -56,7 +60,8 @@ class MetricsLog:
             with self._path.open("a") as file:
                 file.write(line)
         except OSError as error:
-            raise StorageError(
+            raise storage_error_of(
+                error,
                 f"cannot write {self._path}: {error.strerror}",
                 hint="free some disk space and start again: the step or evaluation is repeated",
             ) from error

@@ -22,6 +22,7 @@ from muster.protocol.errors import (
     ApiError,
     ChainError,
     ChainUnreachable,
+    RpcError,
     StorageError,
     TransactionLost,
 )
@@ -73,8 +74,8 @@ class Publisher:
     async def publish(
         self, version: PolicyVersion, folder: Path, stream_from: int, stream_to: int
     ) -> Hash32:
-        """Publish a folder as a version and return its root; retries while the chain is
-        unreachable.
+        """Publish a folder as a version and return its root; retries while the chain's endpoint
+        does not answer, or refuses.
 
         Raises StorageError when the chain already has the version with other content.
         """
@@ -88,8 +89,8 @@ class Publisher:
                 if await self._is_missing(version, root):
                     await self._roots.publish(version, root)
                 break
-            except (ChainUnreachable, TransactionLost) as error:
-                # Nobody answers, or nobody mined it: the sender gave up waiting.
+            except (ChainUnreachable, RpcError, TransactionLost) as error:
+                # Nobody answers, the endpoint has trouble of its own, or nobody mined it in time.
                 extra = {"policy_version": version, "error": str(error)}
                 logger.warning("version is not on chain yet, trying again", extra=extra)
             await self._sleep(pause_s * random.uniform(0.5, 1.0))

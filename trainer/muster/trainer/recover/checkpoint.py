@@ -31,7 +31,11 @@ from torch.distributed.checkpoint.state_dict_saver import save as write_tensors
 
 from muster.lifecycle import sync_path
 from muster.protocol.encoding import hex0x
-from muster.protocol.errors import MusterError, StorageError
+from muster.protocol.errors import (
+    MusterError,
+    StorageError,
+    storage_error_of,
+)
 from muster.protocol.ids import Hash32, PolicyVersion, RunId, to_hash32
 from muster.shardcast.digests import region_digest
 from muster.trainer.learn.parallel import ONE_PROCESS, Ranks
@@ -407,7 +411,8 @@ def _digest(path: Path) -> str:
 
 
 def _cannot_save(folder: Path, error: BaseException) -> StorageError:
-    return StorageError(f"cannot save the trainer's state to {folder}: {_cause(error)}")
+    what = f"cannot save the trainer's state to {folder}: {_cause(error)}"
+    return storage_error_of(_cause(error), what)
 
 
 def _cause(error: BaseException) -> BaseException:
