@@ -43,6 +43,8 @@ CALIBRATION = Calibration(
     model=CalibratedModel(
         name="demo", architecture="Qwen3ForCausalLM", hidden_size=64, vocab_size=16, engine="test"
     ),
+    submission_samples=128,
+    max_new_tokens=100_000,
     chunk=ChunkLimits(
         max_exponent_mismatches=1,
         max_mantissa_error_mean=1.0,

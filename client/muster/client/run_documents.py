@@ -74,11 +74,10 @@ def require_consistent(rules: Rules) -> None:
 
 
 def require_calibrated(rules: Rules) -> None:
-    """Raise ConfigError when the limits were not measured under the recipe."""
-    recipe, calibration = rules.recipe, rules.calibration
-    if (calibration.proof, calibration.temperature) != (recipe.proof, recipe.sampling.temperature):
+    """Raise ConfigError when the limits do not hold for work under the recipe."""
+    if misfit := rules.calibration.misfit(rules.recipe):
         raise ConfigError(
-            "the run's calibration was measured under another recipe",
+            f"the run's calibration {misfit}",
             hint="the run's owner must calibrate again: muster calibrate",
         )
 

@@ -344,6 +344,8 @@ def _choose(
         ),
         proof=recipe.proof,
         temperature=recipe.sampling.temperature,
+        submission_samples=recipe.sampling.submission_samples,
+        max_new_tokens=recipe.sampling.max_new_tokens,
         chunk=calibrated_limits.chunk_limits(honest.chunks(), recipe.proof, floors),
         sampler=sampler,
         fraud_strikes=calibrated_limits.fraud_strikes(samples, recipe),

@@ -280,7 +280,7 @@ def fraud_strikes(honest_samples: int, recipe: Recipe) -> int:
 
 def submission_size(recipe: Recipe) -> int:
     """Return the samples of a whole submission."""
-    return recipe.sampling.problems_per_submission * recipe.sampling.samples_per_problem
+    return recipe.sampling.submission_samples
 
 
 def detection(row: Measurement, size: int, strikes: int = 1) -> tuple[float, float]:

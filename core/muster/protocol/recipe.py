@@ -33,10 +33,14 @@ class SamplingRecipe(DocumentPart):
     """Length budgets in tokens, of which one is drawn per problem; empty for none."""
 
     @property
+    def submission_samples(self) -> int:
+        """Samples of a whole submission."""
+        return self.problems_per_submission * self.samples_per_problem
+
+    @property
     def max_units(self) -> int:
         """The most units that one submission can be worth."""
-        samples = self.problems_per_submission * self.samples_per_problem
-        return min(samples * self.max_new_tokens, MAX_RECORDED_UNITS)
+        return min(self.submission_samples * self.max_new_tokens, MAX_RECORDED_UNITS)
 
 
 Markup = Annotated[str, Field(max_length=8_192), Lines()]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from pydantic import Field, model_validator
 
 from muster.protocol.documents import Document, DocumentPart, Since
-from muster.protocol.recipe import ProofRecipe
+from muster.protocol.recipe import ProofRecipe, Recipe
 from muster.toploc.chunks import DECOYS, ChunkResult
 from muster.toploc.sequential_test import HistoryLimits
 
@@ -163,7 +163,7 @@ class Calibration(Document):
     NAME: ClassVar[str] = "calibration"
     MAX_BYTES: ClassVar[int] = 256 * 1024
 
-    schema_version: Annotated[int, Field(ge=3, le=5)] = 5
+    schema_version: Annotated[int, Field(ge=3, le=6)] = 6
     """Version of this document's form."""
     model: CalibratedModel
     """The measured model and engines."""
@@ -171,6 +171,10 @@ class Calibration(Document):
     """The proofs that were measured."""
     temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
     """The sampling temperature that was measured."""
+    submission_samples: Annotated[int | None, Field(ge=1), Since(6)] = None
+    """Samples of the largest submission that the limits hold for; None if it is unknown."""
+    max_new_tokens: Annotated[int | None, Field(ge=1), Since(6)] = None
+    """Tokens of the longest completion that the limits hold for; None if it is unknown."""
     chunk: ChunkLimits
     """Limits of check 6."""
     sampler: SamplerLimits
@@ -183,6 +187,23 @@ class Calibration(Document):
     """The measurements behind the limits."""
     machines: Annotated[tuple[MeasuredMachine, ...], Field(max_length=64), Since(5)] = ()
     """The measured machines, the owner's first."""
+
+    def misfit(self, recipe: Recipe) -> str:
+        """Return why the limits do not hold for work under a recipe; empty if they do, as far as
+        the document says. Counts that honest work exceeds once in 10 million times grow with
+        samples and tokens: larger work would exceed them more often.
+        """
+        sampling = recipe.sampling
+        if (self.proof, self.temperature) != (recipe.proof, sampling.temperature):
+            return "was measured with other proofs or at another temperature"
+        sizes = (
+            ("samples a submission", self.submission_samples, sampling.submission_samples),
+            ("tokens a completion", self.max_new_tokens, sampling.max_new_tokens),
+        )
+        for what, most, asked in sizes:
+            if most is not None and asked > most:
+                return f"holds for up to {most:,} {what}, the recipe has {asked:,}"
+        return ""
 
     def chunk_passes(self, result: ChunkResult) -> bool:
         """Return whether a chunk's errors are inside the limits."""

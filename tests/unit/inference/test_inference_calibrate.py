@@ -261,6 +261,13 @@ def test_unknown_engine_is_refused_with_those_there_are(policy_folder: Path) -> 
     assert "transformers:bfloat16" in (caught.value.hint or "")
 
 
+def test_limits_are_for_submissions_of_the_recipe_s_size(run: CalibrationRun) -> None:
+    sampling, made = RECIPE.sampling, run.calibration
+    assert made.submission_samples == sampling.submission_samples
+    assert made.max_new_tokens == sampling.max_new_tokens
+    assert made.misfit(RECIPE) == ""
+
+
 def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="does not load"):
         calibrate_model(tmp_path, plan(8))

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from muster.protocol.encoding import canonical_json, keccak, parse_canonical_json
 from muster.protocol.errors import EncodingError
+from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
 from muster.toploc import Calibration, ChunkResult
 from muster.toploc.calibration import (
     CalibratedModel,
@@ -177,3 +178,33 @@ def test_document_is_refused_when_not_canonical() -> None:
 def test_measurement_cannot_accept_more_than_it_tried() -> None:
     with pytest.raises(ValidationError, match="3 accepted of 2"):
         Measurement(name="x", kind="other", judged="chunk", trials=2, accepted=3)
+
+
+def recipe(problems: int = 8, tokens: int = 64) -> Recipe:
+    sampling = SamplingRecipe(
+        problems_per_submission=problems,
+        samples_per_problem=16,
+        temperature=1.0,
+        max_new_tokens=tokens,
+    )
+    return Recipe(name="x", sampling=sampling, training=TrainingRecipe(submissions_per_step=1))
+
+
+SIZED = calibration().model_copy(update={"submission_samples": 128, "max_new_tokens": 64})
+
+
+@pytest.mark.parametrize("asked", [recipe(), recipe(problems=1), recipe(tokens=1)])
+def test_limits_hold_for_submissions_up_to_their_size(asked: Recipe) -> None:
+    assert SIZED.misfit(asked) == ""
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (recipe(tokens=65), "up to 64 tokens a completion, the recipe has 65"),
+        (recipe(problems=9), "up to 128 samples a submission, the recipe has 144"),
+    ],
+)
+def test_limits_do_not_hold_for_larger_submissions(asked: Recipe, said: str) -> None:
+    assert said in SIZED.misfit(asked)
+    assert calibration().misfit(asked) == "", "a size that is not known is not compared"

@@ -22,8 +22,15 @@ from muster.trainer.config import load_recipe
 from muster.trainer.create import RunPlan, check_documents
 
 ACCOUNT = Address("0x" + "11" * 20)
-MEASURED = CALIBRATION.model_copy(update={"proof": make_recipe().proof})
-"""A calibration of the recipe's own proofs."""
+SAMPLING = make_recipe().sampling
+MEASURED = CALIBRATION.model_copy(
+    update={
+        "proof": make_recipe().proof,
+        "submission_samples": SAMPLING.submission_samples,
+        "max_new_tokens": SAMPLING.max_new_tokens,
+    }
+)
+"""A calibration of the recipe's own proofs and sizes."""
 
 
 @pytest.fixture
@@ -98,6 +105,22 @@ def test_task_set_that_nobody_can_grade_is_refused(plan: RunPlan) -> None:
 def test_calibration_of_another_temperature_is_refused(plan: RunPlan) -> None:
     plan.calibration.write_bytes(MEASURED.model_copy(update={"temperature": 0.6}).to_bytes())
     with pytest.raises(ConfigError, match="at another temperature"):
+        check_documents(plan)
+
+
+@pytest.mark.parametrize(
+    ("smaller", "said"),
+    [
+        ({"max_new_tokens": 5}, "holds for up to 5 tokens a completion, the recipe has 6"),
+        ({"submission_samples": 7}, "holds for up to 7 samples a submission, the recipe has 8"),
+        ({"schema_version": 5}, "does not say how large the submissions are"),
+    ],
+)
+def test_calibration_of_smaller_or_unknown_submissions_is_refused(
+    plan: RunPlan, smaller: dict[str, int], said: str
+) -> None:
+    plan.calibration.write_bytes(MEASURED.model_copy(update=smaller).to_bytes())
+    with pytest.raises(ConfigError, match=said):
         check_documents(plan)
 
 

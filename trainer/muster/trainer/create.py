@@ -285,11 +285,12 @@ def pinned_recipe(recipe: Recipe, task_types: Iterable[str], model: Path | None)
 def _calibration(plan: RunPlan) -> Calibration:
     """Return the calibration; raises ConfigError when it was measured for another recipe."""
     calibration = Calibration.from_bytes(read_file(plan.calibration))
-    recipe = plan.recipe
-    measured = (calibration.proof, calibration.temperature)
-    if measured != (recipe.proof, recipe.sampling.temperature):
+    misfit = calibration.misfit(plan.recipe)
+    if None in (calibration.submission_samples, calibration.max_new_tokens):
+        misfit = misfit or "does not say how large the submissions are that its limits hold for"
+    if misfit:
         raise ConfigError(
-            f"{plan.calibration} was measured with other proofs or at another temperature",
+            f"{plan.calibration} {misfit}",
             hint="measure again with this recipe: muster calibrate --recipe FILE",
         )
     return calibration

@@ -269,11 +269,13 @@ def _examine_requirements(rules: Any, engine: str) -> Iterator[Line]:
         require_pinned_engine,
         require_software,
     )
+    from muster.client.run_documents import require_calibrated
 
     version = installed_version()
     asked: list[tuple[str, str, Callable[[], None]]] = [
         ("version", f"muster-rl {version}", partial(require_software, rules.recipe, version)),
         ("calibrated", engine, partial(require_covered, rules.calibration, engine)),
+        ("limits", "hold for the run's submissions", partial(require_calibrated, rules)),
         ("pinned", "engine versions as pinned", require_pinned_engine),
     ]
     for name, figure, require in asked:

@@ -12,7 +12,7 @@ from muster.chain import Chain
 from muster.client.connections import EngineFactory, connect, load_engine, make_engine, with_context
 from muster.client.preflight import coins_of, gas_money, require_fit
 from muster.client.quantities import format_coins, format_tokens
-from muster.client.run_documents import TASK_SETS, fetch_rules
+from muster.client.run_documents import TASK_SETS, fetch_rules, require_calibrated
 from muster.client.settings import WorkerSettings
 from muster.client.worker.context import Station, WorkerContext
 from muster.client.worker.journal import SubmissionJournal
@@ -53,6 +53,7 @@ async def run_worker(
             folder = settings.state_dir / TASK_SETS
             rules = await fetch_rules(connected.api, connected.run.config, folder)
             require_fit(rules.recipe, rules.calibration, settings)
+            require_calibrated(rules)
             # Grading with another verifier could count as fraud.
             await asyncio.to_thread(require_pinned, rules.recipe.verifiers)
             first, *others = settings_of_engines(with_context(settings, rules))

@@ -200,11 +200,26 @@ async def test_refused_documents_are_not_waited_for(tmp_path: Path) -> None:
 def test_documents_that_contradict_each_other_are_refused() -> None:
     hotter = RECIPE.sampling.model_copy(update={"temperature": 2.0})
     recipe = RECIPE.model_copy(update={"sampling": hotter})
-    with pytest.raises(ConfigError, match="under another recipe"):
+    with pytest.raises(ConfigError, match="measured with other proofs or at another temperature"):
         require_consistent(type(RULES)(recipe, TASK_SET, CALIBRATION))
     small = TaskSet.of("small", "1", TASK_SET.problems[:1])
     with pytest.raises(TaskError, match="a submission needs 2"):
         type(RULES)(RECIPE, small, CALIBRATION)
+
+
+@pytest.mark.parametrize("change", [{"max_new_tokens": 7}, {"samples_per_problem": 3}])
+def test_limits_of_smaller_submissions_are_refused(change: dict[str, int]) -> None:
+    sampling = RECIPE.sampling
+    sizes = {
+        "submission_samples": sampling.submission_samples,
+        "max_new_tokens": sampling.max_new_tokens,
+    }
+    rules = replace(RULES, calibration=CALIBRATION.model_copy(update=sizes))
+    require_consistent(rules)
+    larger = RECIPE.model_copy(update={"sampling": sampling.model_copy(update=change)})
+    with pytest.raises(ConfigError, match="holds for up to"):
+        require_consistent(replace(rules, recipe=larger))
+    require_consistent(replace(RULES, recipe=larger))
 
 
 def test_task_set_that_cannot_be_graded_here_is_refused() -> None:
