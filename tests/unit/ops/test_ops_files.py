@@ -24,6 +24,7 @@ COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "ops" / "container" / "compose.
 SERVICES = COMPOSE["services"]
 GUIDE = (ROOT / "docs" / "guides" / "services.md").read_text()
 PROCESSES = {"worker", "validator", "juror", "relay", "orchestrator", "trainer"}
+GRADERS = ["juror", "trainer", "validator", "worker"]
 
 
 def require_known(words: list[str]) -> None:
@@ -104,6 +105,16 @@ def test_what_faces_the_network_makes_no_namespaces_and_no_code(name: str) -> No
     found = entries(ROOT / "ops" / "systemd" / f"muster-{name}.service")
     assert found["RestrictNamespaces"] == found["MemoryDenyWriteExecute"] == ["yes"]
     assert "@system-service" in found["SystemCallFilter"]
+    assert found["ProtectHostname"] == found["ProtectKernelTunables"] == ["yes"]
+
+
+@pytest.mark.parametrize("name", GRADERS)
+def test_what_grades_programs_may_start_the_sandbox(name: str) -> None:
+    # test_tasks_sandbox.py plays what these settings do to the sandbox.
+    found = entries(ROOT / "ops" / "systemd" / f"muster-{name}.service")
+    hindering = {"ProtectHostname", "ProtectKernelTunables", "RestrictNamespaces"}
+    hindering |= {"SystemCallFilter", "MemoryDenyWriteExecute", "ProcSubset"}
+    assert not hindering & found.keys()
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)

@@ -727,6 +727,64 @@ def test_sandbox_that_does_not_start_is_refused(
     assert found.may_pass
 
 
+# Machines on which less is allowed: each is a process of its own that probes the sandbox there.
+
+REFUSE_HOSTNAME = """
+import ctypes, struct
+code = [(0x20, 0, 0, 0), (0x15, 0, 1, NUMBER), (0x06, 0, 0, 0x50001), (0x06, 0, 0, 0x7FFF0000)]
+filter = b"".join(struct.pack("=HBBI", *step) for step in code)
+head = struct.pack("@HP", len(code), ctypes.addressof(kept := ctypes.create_string_buffer(filter)))
+libc = ctypes.CDLL(None)
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+assert libc.prctl(22, 2, ctypes.create_string_buffer(head)) == 0
+"""
+"""The filter of systemd's ProtectHostname=yes: sethostname is not permitted."""
+READ_ONLY_TUNABLES = """
+import ctypes, os
+libc, place, user, group = ctypes.CDLL(None), b"/proc/sys", os.geteuid(), os.getegid()
+assert libc.unshare(0x20000 | (0x10000000 if user else 0)) == 0
+if user:
+    open("/proc/self/setgroups", "w").write("deny")
+    open("/proc/self/uid_map", "w").write(f"{user} {user} 1")
+    open("/proc/self/gid_map", "w").write(f"{group} {group} 1")
+assert libc.mount(b"none", b"/", None, 0x44000, None) == 0
+assert libc.mount(place, place, None, 0x5000, None) == 0
+assert libc.mount(place, place, None, 0x102F, None) == 0
+"""
+"""The mount of systemd's ProtectKernelTunables=yes and of containers: /proc/sys is read-only."""
+
+
+def probed_where(preparation: str) -> str:
+    """Return what a new process says of the sandbox after its preparation."""
+    program = "from muster.tasks.sandbox.self_test import probe\nprint(probe().description)"
+    words = [sys.executable, "-c", preparation + program]
+    return subprocess.run(words, capture_output=True, text=True, check=True, timeout=120).stdout
+
+
+def test_refused_sandbox_says_what_its_tool_said(level: Level) -> None:
+    number = {"x86_64": "170", "aarch64": "161"}.get(os.uname().machine)
+    if number is None:
+        pytest.skip("no filter for this architecture")
+    said = probed_where(REFUSE_HOSTNAME.replace("NUMBER", number))
+    assert "bwrap: Can't set hostname to sandbox: Operation not permitted" in said
+
+
+def test_read_only_tunables_leave_the_filter_of_calls(level: Level) -> None:
+    if not level.has_call_filter:
+        pytest.skip("no filter for this architecture")
+    if subprocess.run([sys.executable, "-c", READ_ONLY_TUNABLES], check=False).returncode:
+        pytest.skip("file systems may not be mounted here")
+    assert probed_where(READ_ONLY_TUNABLES) == level.description + "\n"
+
+
+def test_sandbox_without_filter_and_tunables_is_refused(
+    level: Level, machine: pytest.MonkeyPatch
+) -> None:
+    machine.setattr(command, "_is_read_only", lambda path: path == "/proc/sys")
+    machine.setattr(running, "filter_program", lambda: None)
+    assert "make a user namespace" in probe().reason
+
+
 class Probes:
     """A machine whose probes find the given levels, one after the other."""
 

@@ -219,6 +219,13 @@ def _device_number(path: str) -> tuple[int, int] | None:
     return (os.major(found.st_rdev), os.minor(found.st_rdev)) if is_device else None
 
 
+def _is_read_only(path: str) -> bool:
+    """Return whether a folder is mounted so, as /proc/sys in most containers. Then the filter of
+    system calls alone denies new user namespaces; the self-test refuses a sandbox without both.
+    """
+    return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+
+
 def _prlimit(tools: Tools, limits: Limits, *, is_counted: bool) -> list[str]:
     values = {
         "as": limits.memory_bytes,
@@ -240,8 +247,8 @@ def _prlimit(tools: Tools, limits: Limits, *, is_counted: bool) -> list[str]:
 def _bubblewrap(tools: Tools, filter_fd: int | None) -> list[str]:
     command = [tools.bubblewrap, "--unshare-user", "--unshare-ipc", "--unshare-pid"]
     command += ["--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
-    if "--disable-userns" in tools.options:
-        command += ["--disable-userns"]
+    if "--disable-userns" in tools.options and not _is_read_only("/proc/sys"):
+        command += ["--disable-userns"]  # sets user.max_user_namespaces of its namespace
     # The first process of its namespace receives no signal from inside, not even SIGSTOP.
     command += [
         "--as-pid-1",

@@ -23,6 +23,8 @@ ENDED = frozenset({"exit", "signal", "deadline", "output", "machine"})
 _REPORT_BYTES = 256
 _STARTED = b'"started"'
 """The runner's first report, before the program runs."""
+_SAID_BYTES, _SAID_CHARS = 65536, 300
+"""Most bytes read of what a sandbox that does not start writes, and characters of it shown."""
 _EXIT_S = 0.5
 """Seconds that bubblewrap has to end by itself."""
 LATE_S = 2.0
@@ -114,7 +116,7 @@ def _start(
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         cwd="/",
         env={},
         bufsize=0,
@@ -148,6 +150,7 @@ class _Run:
         self._ended = ""
         self._is_started = False
         self._inside: list[int] = []
+        self._said = b""
 
     def finish(self) -> Outcome:
         """Return the outcome; no process of the run is left."""
@@ -164,7 +167,7 @@ class _Run:
         finally:
             self._kill()
         if not self._is_started:
-            raise SandboxUnavailable(f"the sandbox ended with status {self._process.returncode}")
+            raise SandboxUnavailable(self._failure())
         if self._trouble:
             raise SandboxUnavailable(self._trouble)
         return Outcome(tuple(self._tests), self._ended)
@@ -248,6 +251,12 @@ class _Run:
         is_cut = self._ended == "exit" and None in self._tests
         return "" if not is_cut or has_met_limit(self._groups) else "the runner was killed"
 
+    def _failure(self) -> str:
+        """Return how the sandbox failed to start, with the last line of the tool that gave up."""
+        lines = self._said.decode(errors="replace").splitlines()
+        status = f"the sandbox ended with status {self._process.returncode}"
+        return f"{status}: {lines[-1][:_SAID_CHARS]}" if lines else status
+
     def _kill(self) -> None:
         """End all processes of the run, first those inside, so that bubblewrap reaps them."""
         if self._ended != "exit":
@@ -263,7 +272,11 @@ class _Run:
             # Orphans go to the first process of the system, which in some containers is this one.
             with suppress(ChildProcessError):
                 os.waitpid(child, 0)
-        for pipe in (self._process.stdin, self._process.stdout):
+        assert self._process.stderr is not None
+        os.set_blocking(self._process.stderr.fileno(), False)
+        with suppress(BlockingIOError):
+            self._said = os.read(self._process.stderr.fileno(), _SAID_BYTES)
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             if pipe is not None:
                 pipe.close()
 
