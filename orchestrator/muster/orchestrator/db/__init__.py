@@ -8,8 +8,9 @@ Reads see committed data; changes are transactions:
     search       reads possibly many rows, without delaying other requests
     transaction  statements that are committed together on exit. Exclusive ones take turns, in all
                  replicas; others rely on the tables' constraints. Quick ones, which do not wait
-                 for files, need not wait for others to end. `lock_ms` is the longest wait for a
-                 row that another replica holds.
+                 for files, need not wait for others to end. Durable ones, and all before them,
+                 outlast a power failure; PostgreSQL's always do. `lock_ms` is the longest wait for
+                 a row that another replica holds.
 
 A failed database raises StorageError, a refused row RowError.
 """

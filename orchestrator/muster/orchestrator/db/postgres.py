@@ -75,9 +75,17 @@ class PostgresDatabase:
 
     @asynccontextmanager
     async def transaction(
-        self, *, is_exclusive: bool = True, is_quick: bool = False, lock_ms: int | None = None
+        self,
+        *,
+        is_exclusive: bool = True,
+        is_quick: bool = False,
+        is_durable: bool = False,
+        lock_ms: int | None = None,
     ) -> AsyncIterator[Queryable]:
-        """Yield a transaction; its first statement starts it and takes the lock."""
+        """Yield a transaction; its first statement starts it and takes the lock. All are
+        durable.
+        """
+        del is_durable
         connections = self._quick if is_quick else self._slow
         async with (
             connections.borrowed() as connection,

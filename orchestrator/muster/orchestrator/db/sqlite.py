@@ -3,8 +3,9 @@ which is in the files folder (`muster.chain.send_journal.SqliteStore`). Nothing 
 another files folder from this file.
 
 SQLite has one writer at a time, so all writers queue for one lock, which does not block a thread.
-Statements run on the event loop: writers do not sync or checkpoint, so a write copies a few pages,
-which is faster than waking a thread. Only statements that may read many rows run in a thread.
+Statements run on the event loop: most writers do not sync or checkpoint, so a write copies a few
+pages, which is faster than waking a thread. Statements that may read many rows, and commits of what
+a power failure must not take back, run in a thread.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ from muster.orchestrator.db.query import (
     unusable,
 )
 from muster.protocol.errors import StorageError
+from muster.shardcast.download import in_thread
 
 LOG_BYTES = 8 << 20
 """Length of the write-ahead log from which it is checkpointed into the file."""
@@ -81,15 +83,26 @@ class SqliteDatabase:
 
     @asynccontextmanager
     async def transaction(
-        self, *, is_exclusive: bool = True, is_quick: bool = False, lock_ms: int | None = None
+        self,
+        *,
+        is_exclusive: bool = True,
+        is_quick: bool = False,
+        is_durable: bool = False,
+        lock_ms: int | None = None,
     ) -> AsyncIterator[Queryable]:
-        """Wait for this writer's turn and yield the writing connection."""
+        """Wait for this writer's turn and yield the writing connection. A power failure takes back
+        the newest transactions, but none before a durable one.
+        """
         del is_exclusive, is_quick, lock_ms
         async with self._writing:
+            self._writer.run(f"PRAGMA synchronous={'FULL' if is_durable else 'NORMAL'}")
             self._writer.run("BEGIN IMMEDIATE")
             try:
                 yield self._writer
-                self._writer.run("COMMIT")
+                if is_durable:
+                    await in_thread(self._writer.run, "COMMIT")
+                else:
+                    self._writer.run("COMMIT")
             except BaseException:
                 self._writer.roll_back()
                 raise
@@ -115,8 +128,6 @@ class _Connection:
         # One thread at a time uses the connection, but not always the same thread.
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         for pragma in (
-            # The newest commits are lost on a power failure, but not on a crash of the process.
-            # They are rebuilt from the files folder, which is synced.
             "synchronous=NORMAL",
             # `checkpoint` runs before SQLite reaches this limit, except during the start.
             "wal_autocheckpoint=16384",

@@ -267,7 +267,7 @@ class Batching:
                 composed_ns=time.time_ns(),
             )
         )
-        async with self.database.transaction() as asked:
+        async with self.database.transaction(is_durable=True) as asked:
             await asked.ask(*composition_rows(root, submissions))
 
 

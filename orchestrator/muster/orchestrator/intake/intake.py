@@ -145,7 +145,7 @@ class Intake:
 
     async def _take_in(self, uploads: Sequence[Upload]) -> list[ApiError | None]:
         """Keep uploads and store them in one transaction; returns an error for each refused one."""
-        async with self.database.transaction(is_exclusive=False) as asked:
+        async with self.database.transaction(is_exclusive=False, is_durable=True) as asked:
             # In a shared database, another replica that wants the slot waits here for this
             # transaction.
             numbers = await asked.ask(

@@ -191,7 +191,7 @@ class Doubles:
         # A repetition is not written again.
         if await _is_kept(self._database, key):
             return
-        async with self._database.transaction() as asked:
+        async with self._database.transaction(is_durable=True) as asked:
             if not await _is_kept(asked, key):
                 kept = StoredDouble(offence=key[0], owner=owner, tag=tag, signed=signed)
                 # There is no other copy of the second signature, so it must survive the database.

@@ -210,7 +210,7 @@ class OutcomeCollector:
 
         A validator that could not get the data may judge later; a judgement is final.
         """
-        async with self.database.transaction() as asked:
+        async with self.database.transaction(is_durable=True) as asked:
             held = await _held(asked, batch.batch_id, validator)
             if held is not None and held.is_of(batch) and (held.records or not records):
                 return held, False

@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from orchestrator_bench import Bench
@@ -12,6 +12,7 @@ from muster.chain import BatchView
 from muster.orchestrator.dashboard.training import keep_figures
 from muster.orchestrator.db import open_database
 from muster.orchestrator.db.query import RowError, Rows, Statement, plain
+from muster.orchestrator.db.sqlite import SqliteDatabase
 from muster.orchestrator.db.statements import OutcomesRow, keep, outcomes_of
 from muster.protocol.errors import StorageError
 from muster.protocol.ids import Address, Hash32
@@ -46,6 +47,33 @@ async def test_nobody_sees_what_is_not_committed(bench: Bench) -> None:
         assert await steps(bench) == []
         assert await bench.services.database.search(STEPS) == [[]]
     assert await steps(bench) == [1]
+
+
+@pytest.mark.sqlite_only
+async def test_uploads_batches_and_outcomes_outlast_a_power_failure_and_leases_need_not(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = cast(SqliteDatabase, bench.services.database)
+    run, synced = database._writer.run, list[str]()
+
+    def noted(sql: str, *rest: Any) -> Rows:
+        if sql == "COMMIT":
+            [(level,)] = run("PRAGMA synchronous")
+            synced.append({1: "NORMAL", 2: "FULL"}[level])
+        return run(sql, *rest)
+
+    monkeypatch.setattr(database._writer, "run", noted)
+    await bench.lease()
+    assert set(synced) == {"NORMAL"}
+    synced.clear()
+    submission = await bench.upload(1)
+    assert "FULL" in synced
+    synced.clear()
+    await bench.commit()
+    assert "FULL" in synced
+    synced.clear()
+    await bench.judge(1, [submission])
+    assert "FULL" in synced
 
 
 @pytest.mark.parametrize("is_exclusive", [True, False])
