@@ -66,8 +66,13 @@ class LocalBlobs:
         """Add a line to a name's lines."""
 
         def write() -> None:
-            with (self._folder / name).open("a") as file:
-                file.write(line + "\n")
+            with (self._folder / name).open("a+b") as file:
+                if file.tell():
+                    file.seek(-1, os.SEEK_END)
+                    # A full disk, or a kill, may have left a part of a line.
+                    if file.read() != b"\n":
+                        file.write(b"\n")
+                file.write(line.encode() + b"\n")
 
         await asyncio.to_thread(write)
 

@@ -245,13 +245,13 @@ class FileStore:
         return self._parse_all(StoredDouble, _DOUBLES)
 
     def metrics(self) -> Iterator[tuple[int, dict[str, float | str]]]:
-        """Yield the trainer's figures in the order reported; stops at an incomplete last line."""
+        """Yield the trainer's figures in the order reported, without incomplete lines."""
         for line in self._blobs.lines(_METRICS):
             try:
                 entry: dict[str, Any] = json.loads(line)
                 yield int(entry["step"]), dict(entry["figures"])
             except (ValueError, KeyError, TypeError):
-                return
+                continue
 
     async def _put(self, name: str, model: BaseModel) -> None:
         with reporting_disk():

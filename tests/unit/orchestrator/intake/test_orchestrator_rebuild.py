@@ -145,6 +145,18 @@ async def test_corrupt_sidecars_are_skipped_when_the_database_is_rebuilt(tmp_pat
         assert network.chain.ledger.committed[0][0] == batch_root([good.leaf()])
 
 
+async def test_figures_after_an_incomplete_line_are_recovered(tmp_path: Path) -> None:
+    network = Network(training=WIDE)
+    async with open_bench(tmp_path, network) as bench, bench.api(network.keys.trainer) as api:
+        await api.post_metrics(1, {"reward": 0.25})
+        with (tmp_path / "files" / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 2, "fig')
+        await api.post_metrics(3, {"reward": 0.5})
+    delete_database(tmp_path)
+    async with open_bench(tmp_path, network, start_s=1) as bench:
+        assert bench.services.training.series("reward") == [(1, 0.25), (3, 0.5)]
+
+
 async def test_composition_is_ignored_when_its_root_is_not_over_its_submissions(
     tmp_path: Path,
 ) -> None:

@@ -5,7 +5,6 @@ none survived), continues from the newest published version in the origin's own 
 """
 
 import logging
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ConfigError, StorageError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.shardcast import ChunkStore, Manifest, state_hash
-from muster.trainer.publish.policies import BASE, PolicyShelf, policy_files
+from muster.trainer.publish.policies import BASE, PolicyShelf, fresh_folder, policy_files
 from muster.trainer.recover.checkpoint import Saved, TrainerState
 from muster.trainer.stream.reader import Cursor
 
@@ -102,7 +101,5 @@ def _manifest(store: ChunkStore, run_id: RunId, version: PolicyVersion) -> Manif
 
 def _unpack(store: ChunkStore, manifest: Manifest, shelf: PolicyShelf) -> None:
     """Write a version's files to the shelf from their chunks."""
-    with tempfile.TemporaryDirectory(dir=shelf.path(manifest.version).parent) as name:
-        folder = Path(name)
-        store.unpack(manifest, folder)
-        shelf.adopt(folder, manifest.version)
+    with fresh_folder(shelf.path(manifest.version)) as fresh:
+        store.unpack(manifest, fresh)
