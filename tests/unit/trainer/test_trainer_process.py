@@ -176,6 +176,15 @@ def test_dry_run_without_a_recipe_resolves_the_settings_alone(tmp_path: Path) ->
     found = json.loads(_dry_run(tmp_path, "--dry-run").stdout)
     assert found.keys() == {"settings"}
     assert found["settings"]["keep_checkpoints"] == 2
+    assert found["settings"]["compute_dtype"] == "float32"
+
+
+def test_a_flag_sets_the_number_format_of_the_passes(tmp_path: Path) -> None:
+    file = tmp_path / "trainer.toml"
+    file.write_text('compute_dtype = "bfloat16"')
+    for words in (["--compute-dtype", "bfloat16"], ["--config", str(file)]):
+        found = json.loads(_dry_run(tmp_path, "--dry-run", *words).stdout)
+        assert found["settings"]["compute_dtype"] == "bfloat16"
 
 
 @pytest.mark.parametrize(

@@ -46,14 +46,8 @@ SECTIONS = {
         *("publish_dtype", "hand_over_s"),
     ],
     "Computing": [
-        "device",
-        "threads",
-        "micro_batch_tokens",
-        "recompute",
-        "optimizer_state",
-        "offload",
-        "memory_gb",
-        "peak_tflops",
+        *("device", "threads", "compute_dtype", "micro_batch_tokens", "recompute"),
+        *("optimizer_state", "offload", "memory_gb", "peak_tflops"),
         *("rank_timeout_s", "context_ranks"),
     ],
     "Several sites": ["sites", "site", "site_address", "site_alive_s", "site_wait_s"],
@@ -115,6 +109,7 @@ trainer.add_command(lineage)
 @click.option(
     "--publish-dtype", help="Published weights: base (as in the base model), float32 or bfloat16."
 )
+@dtype_option
 @memory_options
 @peak_option
 @click.option("--on-collapse", help="On lasting alarms log, stop or rollback. [default: log]")

@@ -56,6 +56,5 @@ peak_option = click.option(
 dtype_option = click.option(
     "--compute-dtype",
     type=click.Choice(["float32", "bfloat16"]),
-    default="float32",
-    help="Number format of the passes.",
+    help="Number format of the passes. [default: float32]",
 )
