@@ -106,8 +106,8 @@ def config_page() -> str:
     parts += [_section(table, model) for table, model in SFT_PARTS.items()]
     parts.append(
         "## Settings\n\nOf one process: defaults < TOML file (`--config`, or `RUN.toml`) < "
-        "environment < flags. A flag is the field's name with dashes, a variable the prefix and "
-        "the name in capitals."
+        "environment < flags. A variable is the prefix and the name in capitals; commas separate "
+        "the values of a list. Most fields have a flag of their name with dashes."
     )
     for command, (model, prefix) in SETTINGS.items():
         parts.append(f"### `{command}`\n\nPrefix `{prefix}`.\n\n{_table(model)}")

@@ -11,7 +11,7 @@ from muster.client.preflight import require_covered, require_ordered_slashes
 from muster.client.quantities import parse_tokens
 from muster.protocol.errors import ConfigError, EncodingError
 from muster.protocol.ids import Address, to_address
-from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Settings, load_settings, read_file
+from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Listed, Settings, load_settings, read_file
 from muster.settings.flags import find_preset, preset_names
 from muster.toploc import Calibration
 from muster.trainer.config import load_recipe
@@ -51,7 +51,7 @@ class RunFile(Settings):
     """Password of that keystore; by default the owner's."""
     orchestrator: str
     """Account that signs tickets and commits batches."""
-    validators: Annotated[tuple[str, ...], Field(min_length=1, max_length=88)]
+    validators: Annotated[tuple[str, ...], Listed, Field(min_length=1, max_length=88)]
     """Accounts that sign outcomes; each must hold the stake that the network requires."""
     quorum: Annotated[int, Field(ge=1)]
     """How many validators must agree."""
@@ -65,7 +65,7 @@ class RunFile(Settings):
     """The problems."""
     calibration: Path
     """The validation limits, measured by `muster calibrate` with this model and recipe."""
-    engines: tuple[str, ...] = ()
+    engines: Annotated[tuple[str, ...], Listed] = ()
     """Engines and number formats that the calibration must cover, such as "vllm:bfloat16"."""
     price: Annotated[Wei, Field(ge=1)]
     """Pay per unit: token wei, or text such as "0.001 tokens"."""

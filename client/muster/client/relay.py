@@ -22,7 +22,7 @@ from muster.protocol.eip712 import Domain, signer_of
 from muster.protocol.errors import ChainError, ConfigError, ContractRevert
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.messages import Submission
-from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Settings, load_settings
+from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Settings, Urls, load_settings
 from muster.settings.flags import FILE, FOLDER, chain_options
 from muster.telemetry import setup_logging
 
@@ -43,7 +43,7 @@ class RelaySettings(Settings):
 
     run: Annotated[int, Field(ge=1)]
     """The run it mirrors."""
-    upstream: tuple[str, ...] = ()
+    upstream: Urls = ()
     """URLs of the origin or of other relays; empty to serve only the store's content."""
     rpc: str = DEFAULT_RPC
     """JSON-RPC endpoint of the chain."""

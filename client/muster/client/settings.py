@@ -8,16 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Address, RunId, to_address
-from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Confirmations, Settings, urls_of
-
-
-def _urls(value: Any) -> Any:
-    # Environment variables cannot hold lists.
-    return tuple(urls_of(value)) if isinstance(value, str) else value
-
-
-Urls = Annotated[tuple[str, ...], BeforeValidator(_urls)]
-"""URLs, separated by blanks or commas in the environment."""
+from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Confirmations, Settings, Urls
 
 
 def devices_of(text: str) -> tuple[str, ...]:

@@ -11,8 +11,16 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+)
 
 from muster.protocol.documents import Document, first_fault
 from muster.protocol.errors import ConfigError
@@ -35,6 +43,26 @@ have."""
 def urls_of(text: str) -> list[str]:
     """Return the URLs in a text, separated by blanks or commas."""
     return text.replace(",", " ").split()
+
+
+def _listed(value: Any) -> Any:
+    # A variable is one text; an option that may be repeated, or a TOML array, is several.
+    texts = [value] if isinstance(value, str) else value
+    is_texts = isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts)
+    return tuple(urls_of(",".join(texts))) if is_texts else value
+
+
+def _require_url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https", "ws", "wss") or not parts.hostname:
+        raise ValueError(f"{text[:80]!r} is no URL like http://host:8700")
+    return text
+
+
+Listed = BeforeValidator(_listed)
+"""Marks a tuple of texts that variables and flags may give as one text, separated by blanks or
+commas."""
+Urls = Annotated[tuple[Annotated[str, AfterValidator(_require_url)], ...], Listed]
 
 
 def joined(_context: object, _option: object, urls: Sequence[str]) -> str | None:

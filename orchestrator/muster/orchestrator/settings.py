@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from muster.protocol.ids import Address, to_address
-from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Confirmations, Settings
+from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Confirmations, Listed, Settings, Urls
 
 EvaluatorAddress = Annotated[Address, AfterValidator(to_address)]
 """An address in any letter case."""
@@ -50,16 +50,16 @@ class OrchestratorSettings(Settings):
     """File that receives the URL once the process listens."""
     origin: str = ""
     """URL at which the trainer serves policy weights."""
-    relays: tuple[str, ...] = ()
+    relays: Urls = ()
     """URLs of relays that mirror the origin. Nodes fetch policies from them, put files of cases
     into their rooms, and name them on chain as sources; at a run's end the trainer waits until they
     have the last version."""
-    evaluators: tuple[EvaluatorAddress, ...] = ()
+    evaluators: Annotated[tuple[EvaluatorAddress, ...], Listed] = ()
     """Addresses that may report evaluations besides the run's owner and its trainer."""
     tokenizer: Path | None = None
     """The base model's tokenizer.json, to show samples as text; None to fetch it from origin and
     relays."""
-    public_rpc: tuple[str, ...] = ()
+    public_rpc: Urls = ()
     """RPC endpoints published to newcomers; do not name one whose URL contains a secret key."""
     public_url: str = ""
     """This orchestrator's public URL; empty for the one that the newcomer used."""
