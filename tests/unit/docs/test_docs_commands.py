@@ -72,6 +72,13 @@ def test_commands_to_install_are_in_the_package() -> None:
     assert named <= {name for name in COMMANDS if not COMMANDS[name].target.startswith(LAB)}
 
 
+def test_a_worker_has_one_state_folder_for_each_run() -> None:
+    code = [ROOT / "client/muster/client" / name for name in ("stake.py", "cli/network.py")]
+    texts = [path.read_text() for path in [*code, *(ROOT / "docs/guides").glob("*.md")]]
+    named = re.findall(r"(?:--state-dir |STATE=)~/\.muster/([a-z]+)", "\n".join(texts))
+    assert set(named) == {"run", "juror"}
+
+
 @pytest.mark.parametrize(("page", "line"), MAKE_LINES)
 def test_a_documented_make_target_exists(page: str, line: str) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))

@@ -261,7 +261,7 @@ NEXT = (
     "muster init",
     "muster stake --keystore ~/.muster/worker.json --node ~/.muster/node.json --run {run}",
     "muster worker run --run {run} --keystore ~/.muster/node.json --worker 0x... "
-    "--state-dir ~/.muster/state",
+    "--state-dir ~/.muster/run-{run}",
 )
 """The next steps of a newcomer."""
 

@@ -145,20 +145,14 @@ async def ticket_units(api: OrchestratorApi, recipe_hash: Hash32) -> int | None:
     return recipe.sampling.max_units
 
 
-staked_run_option = click.option(
+@click.command()
+@key_options
+@click.option(
     "--run",
     type=click.IntRange(min=0),
     required=True,
     help="The run that it is staked for; 0 is the jurors' bench.",
 )
-
-
-# Commands
-
-
-@click.command()
-@key_options
-@staked_run_option
 @click.option("--amount", metavar="TOKENS", help="How much to unbond. [default: everything]")
 @click.option(
     "--all", "everything", is_flag=True, help="Unbond the rest, though some unbonds already."
@@ -210,7 +204,7 @@ async def _agree(chain: Chain, account: Address, options: dict[str, Any]) -> Non
 
 @click.command()
 @key_options
-@staked_run_option
+@run_option
 @acting_options
 def rejoin(keystore: Path, password_file: Path | None, **options: Any) -> None:
     """Work again for a run after jail, or after having started to leave, under its present terms.

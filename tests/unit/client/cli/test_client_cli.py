@@ -54,6 +54,12 @@ def test_commands_are_imported_without_heavy_libraries() -> None:
     assert heavy.isdisjoint(output.split())
 
 
+def test_a_worker_rejoins_a_run_and_not_the_bench() -> None:
+    assert "bench" not in run("worker", "rejoin", "--help").output
+    refused = run("worker", "rejoin", "--run", "0", "--keystore", "worker.json")
+    assert (refused.exit_code, "x>=1" in refused.output) == (2, True)
+
+
 def test_wallet_is_created_and_shown(tmp_path: Path) -> None:
     file = str(tmp_path / "w.json")
     created = run("wallet", "new", file, "--light", env={"MUSTER_PASSWORD": "s"})
