@@ -35,8 +35,8 @@ from muster.api.public_hosts import (
     is_public,
     resolve,
 )
-from muster.api.routes import MAX_FILE_BYTES
 from muster.api.signing import sign_request
+from muster.protocol.bounds import MAX_FILE_BYTES
 from muster.protocol.eip712 import Domain
 from muster.protocol.encoding import file_hash, hex0x, keccak
 from muster.protocol.errors import ApiError, MusterError, ProtocolError, StorageError

@@ -17,7 +17,7 @@ from muster.protocol.eip712 import Domain, signer_of
 from muster.protocol.errors import EngineError
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
 from muster.protocol.messages import Submission, Ticket
-from muster.protocol.prompts import render_prompt, text_of
+from muster.protocol.prompts import most_tokens, render_prompt, text_of
 from muster.protocol.recipe import Recipe
 from muster.protocol.seeds import mixed_indices, sample_seed, target_length, ticket_seed
 from muster.protocol.set_aside import NOTHING, ListFault, SetAside
@@ -132,7 +132,6 @@ def _work(ticket: Ticket) -> tuple[object, ...]:
     )
 
 
-_TOKENS_PER_CHARACTER = 8
 _SPECIAL_TOKENS = 256
 
 
@@ -189,13 +188,13 @@ def derive(
 
 
 def most_prompt_tokens(ticket: Ticket, recipe: Recipe, task_set: TaskSet, listed: SetAside) -> int:
-    """Return an upper bound of the tokens of a ticket's longest prompt for any tokenizer, with room
-    for normalisation that expands characters. `listed` is the list of its policy.
+    """Return an upper bound of the tokens of a ticket's longest prompt; `listed` is the list of its
+    policy.
     """
     chosen = _chosen(ticket, recipe, task_set, listed)
-    prompts = (render_prompt(problem.prompt, length, recipe.prompt) for problem, length in chosen)
-    longest = max(len(text_of(prompt)) for prompt in prompts)
-    return _TOKENS_PER_CHARACTER * longest + _SPECIAL_TOKENS
+    return most_tokens(
+        render_prompt(problem.prompt, length, recipe.prompt) for problem, length in chosen
+    )
 
 
 def longest_sample(recipe: Recipe, task_set: TaskSet) -> int:

@@ -43,7 +43,6 @@ from muster.api.public_hosts import (
     resolve_for_orchestrator,
 )
 from muster.api.routes import (
-    MAX_FILE_BYTES,
     Body,
     CheckingBody,
     EvaluationBody,
@@ -61,6 +60,7 @@ from muster.api.signing import (
     SUBMISSION_SIGNATURE_HEADER,
     sign_request,
 )
+from muster.protocol.bounds import MAX_FILE_BYTES
 from muster.protocol.checking import Checking, CheckReport
 from muster.protocol.documents import first_fault
 from muster.protocol.eip712 import Domain

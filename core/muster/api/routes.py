@@ -36,8 +36,6 @@ from muster.api.answers import (
 )
 from muster.protocol.encoding import message_fault
 
-MAX_FILE_BYTES = 64 * 1024 * 1024
-"""Largest submission file: `muster.protocol.rollouts.MAX_FILE_BYTES`, without its pyarrow."""
 MAX_FIGURES = 192
 """Most figures of a training step or evaluation: a mixture has several for each part."""
 MAX_JSON_BYTES = 256 * 1024

@@ -6,9 +6,13 @@ recipe: nobody runs a stranger's template, and no text changes the frame. `muste
 finds the frame, `muster.inference.prompts` makes token ids of a prompt.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from muster.protocol.recipe import PromptRecipe
+
+_TOKENS_PER_CHARACTER = 8
+_SPECIAL_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +66,11 @@ def request_length(text: str, target_length: int) -> str:
 def text_of(prompt: Prompt) -> str:
     """Return a prompt as one text."""
     return prompt if isinstance(prompt, str) else "".join(part.text for part in prompt)
+
+
+def most_tokens(prompts: Iterable[Prompt]) -> int:
+    """Return an upper bound of the tokens of the longest prompt for any tokenizer, with room for
+    normalisation that expands characters.
+    """
+    longest = max(len(text_of(prompt)) for prompt in prompts)
+    return _TOKENS_PER_CHARACTER * longest + _SPECIAL_TOKENS

@@ -11,27 +11,24 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, repeat
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from muster.protocol.bounds import (
+    ANY as ANY,
+    MAX_FILE_BYTES as MAX_FILE_BYTES,
+    MAX_PROBLEM_ID_BYTES as MAX_PROBLEM_ID_BYTES,
+    MAX_ROWS as MAX_ROWS,
+    MAX_UNCOMPRESSED_BYTES as MAX_UNCOMPRESSED_BYTES,
+    Bounds as Bounds,
+)
 from muster.protocol.errors import EncodingError
 from muster.protocol.parquet import MAX_FOOTER_BYTES, Column, measure
 
-if TYPE_CHECKING:
-    from muster.protocol.recipe import Recipe
-
-MAX_FILE_BYTES = 64 * 1024 * 1024
-"""Most bytes of a file; a larger one is not read."""
-MAX_ROWS = 65_535
-"""Most rows of a file: the outcome record counts them in 16 bits."""
-MAX_UNCOMPRESSED_BYTES = 256 * 1024 * 1024
-"""Most bytes of a decoded file."""
-MAX_PROBLEM_ID_BYTES = 4096
-"""Longest name of a problem in a file."""
 _PAGES_BYTES = 1 << 16
 """Allowance in bytes for levels and lengths in a column's pages, beside values."""
 
@@ -58,38 +55,6 @@ _LISTS = ("prompt_tokens", "completion_tokens")
 
 Spans = tuple[tuple[int, int], ...]
 """Half-open ranges of places in a completion, in order and not adjacent."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Upper bounds on a file, as means per row; a larger file is not decoded."""
-
-    rows: int = MAX_ROWS
-    prompt_tokens: int = MAX_UNCOMPRESSED_BYTES
-    """Prompt tokens of a row."""
-    completion_tokens: int = MAX_UNCOMPRESSED_BYTES
-    """Completion tokens of a row; also its reply bounds."""
-    proof_bytes: int = MAX_UNCOMPRESSED_BYTES
-    """Bytes of a row's proofs."""
-
-    @classmethod
-    def of(cls, recipe: Recipe, *, prompt_tokens: int = MAX_UNCOMPRESSED_BYTES) -> Bounds:
-        """Return the bounds of a recipe's files, with room for rows that are a little too long,
-        because the checks of single rows give a better reason. `prompt_tokens` depends on the task
-        set.
-        """
-        sampling, proof = recipe.sampling, recipe.proof
-        completion = 2 * sampling.max_new_tokens + 256
-        return cls(
-            rows=min(sampling.problems_per_submission * sampling.samples_per_problem, MAX_ROWS),
-            prompt_tokens=prompt_tokens,
-            completion_tokens=completion,
-            proof_bytes=-(-completion // proof.chunk_tokens) * (2 + 2 * proof.topk),
-        )
-
-
-ANY = Bounds()
-"""The bounds of any file."""
 
 
 @dataclass(frozen=True, slots=True)

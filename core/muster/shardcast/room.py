@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Protocol
 
 from muster.lifecycle import machine_of
+from muster.protocol.bounds import MAX_FILE_BYTES
 from muster.protocol.errors import MusterError, StorageError
 from muster.protocol.ids import Hash32
 
-MAX_FILE_BYTES = 64 << 20
-"""Largest file, as in docs/protocol.md section 7 and `muster.protocol.rollouts.MAX_FILE_BYTES`."""
 MAX_WORK_BYTES = 64 << 10
 """Most bytes of the document that proves a submission."""
 UPLOADS = 32

@@ -34,9 +34,12 @@ from muster.orchestrator.outcomes.settlement import Payments, Settlement
 from muster.orchestrator.ports import ChainPort, Constants, read_constants
 from muster.orchestrator.projection import Projection
 from muster.orchestrator.settings import OrchestratorSettings
+from muster.protocol.bounds import Bounds
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Hash32, RunId
+from muster.protocol.prompts import most_tokens, render_prompt
 from muster.protocol.recipe import Recipe
+from muster.tasks import TaskSet
 
 Documents: TypeAlias = Mapping[Hash32, bytes | Path]
 """Documents by pinned hash: their bytes, or their file."""
@@ -164,6 +167,17 @@ class Services:
             outcome_deadline_s=constants.outcome_deadline_s,
         )
 
+    def _largest_file(self) -> int:
+        """Return the most bytes of a submission, whichever problems its ticket has."""
+        document = self.documents[self.view.runs[self.run_id].config.task_set_hash]
+        if isinstance(document, bytes):
+            tasks = TaskSet.from_bytes(document)
+        else:
+            tasks = TaskSet.open(document)
+        recipe = self.recipe
+        prompts = (render_prompt(p.prompt, recipe.longest_budget, recipe.prompt) for p in tasks)
+        return Bounds.of(recipe, prompt_tokens=most_tokens(prompts)).file_bytes
+
     def _wire_submissions(self, constants: Constants) -> None:
         now = self.chain_clock.now
         self.doubles = Doubles(self.database, self.files, self.projection, self.domain)
@@ -174,6 +188,7 @@ class Services:
             domain=self.domain,
             doubles=self.doubles,
             max_units=self.recipe.sampling.max_units,
+            max_file_bytes=self._largest_file(),
             now=now,
             on_received=self.wakes.submission_received,
         )

@@ -3,8 +3,6 @@ from hypothesis import given, strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from muster.api.answers import BatchContents, BatchEntry, HexBytes, Lease, RunInfo, SubmissionState
-from muster.api.routes import MAX_FILE_BYTES
-from muster.protocol import rollouts
 from muster.protocol.eip712 import address_of
 from muster.protocol.ids import Hash32, PolicyVersion, RunId, Step
 from muster.protocol.messages import Reason, Submission, Ticket, Verdict
@@ -25,10 +23,6 @@ def entry(ticket: Ticket | None = TICKET) -> BatchEntry:
         ticket_signature=SIGNATURE if ticket else None,
         received_at=1_700_000_000,
     )
-
-
-def test_file_limit_is_the_protocols() -> None:
-    assert MAX_FILE_BYTES == rollouts.MAX_FILE_BYTES
 
 
 def test_lease_round_trips() -> None:

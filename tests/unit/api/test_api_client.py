@@ -12,8 +12,8 @@ import pytest
 from muster.api import Lease, NoWork, OrchestratorApi
 from muster.api.client import ATTEMPTS
 from muster.api.public_hosts import Resolve, resolve
-from muster.api.routes import MAX_FILE_BYTES
 from muster.api.signing import NONCE_HEADER, SUBMISSION_HEADER, verify_request
+from muster.protocol.bounds import MAX_FILE_BYTES
 from muster.protocol.eip712 import Domain, address_of
 from muster.protocol.encoding import file_hash, hex0x, keccak
 from muster.protocol.errors import ApiError, ConfigError

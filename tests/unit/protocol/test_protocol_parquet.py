@@ -1,10 +1,12 @@
 """Measuring a Parquet file by its headers: honest ones whole, hostile ones refused undecoded."""
 
 import struct
+from dataclasses import replace
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from muster.lab.redteam.hostile import bad_files
 from muster.protocol import parquet, rollouts, rollouts as module
@@ -34,6 +36,60 @@ FILE = rollouts.encode_rollouts([ROW, ROW])
 def test_the_bounds_of_a_recipe_have_room_for_twice_its_lengths() -> None:
     assert rollouts.Bounds(8, 1024, 1280, 40 * 258) == BOUNDS
     assert rollouts.Bounds.of(RECIPE).prompt_tokens == module.MAX_UNCOMPRESSED_BYTES
+
+
+def longest_rows(bounds: rollouts.Bounds, completion: int, *, seed: int) -> list[rollouts.Rollout]:
+    """Rows whose values nothing compresses, as long as they may be; one token in two is a reply."""
+    rng = np.random.default_rng(seed)
+
+    def tokens(count: int) -> tuple[int, ...]:
+        return tuple(rng.integers(0, 1 << 31, count).tolist())
+
+    proofs = bounds.proof_bytes * completion // bounds.completion_tokens
+    return [
+        replace(
+            ROW,
+            problem_id=rng.bytes(rollouts.MAX_PROBLEM_ID_BYTES // 2).hex(),
+            sampling_seed=int(rng.integers(0, 1 << 63)),
+            prompt_tokens=tokens(bounds.prompt_tokens),
+            completion_tokens=tokens(completion),
+            proofs=rng.bytes(proofs),
+            task_reward=float(rng.random()),
+            replies=tuple((place, place + 1) for place in range(1, completion - 1, 2)),
+        )
+        for _ in range(bounds.rows)
+    ]
+
+
+@given(
+    rows=st.integers(2, 64),
+    length=st.sampled_from([1, 2, 33, 512, 4000]),
+    topk=st.sampled_from([1, 16, 128]),
+    chunk_tokens=st.sampled_from([1, 32]),
+    prompt_tokens=st.sampled_from([264, 2000]),
+)
+@settings(max_examples=20)
+def test_no_honest_file_is_larger_than_those_of_its_recipe(
+    rows: int, length: int, topk: int, chunk_tokens: int, prompt_tokens: int
+) -> None:
+    sampling = SamplingRecipe(
+        problems_per_submission=1,
+        samples_per_problem=rows,
+        temperature=1.0,
+        max_new_tokens=length,
+    )
+    proof = ProofRecipe(chunk_tokens=chunk_tokens, topk=topk)
+    recipe = RECIPE.model_copy(update={"sampling": sampling, "proof": proof})
+    bounds = rollouts.Bounds.of(recipe, prompt_tokens=prompt_tokens)
+    for completion in (length, bounds.completion_tokens):
+        size = len(rollouts.encode_rollouts(longest_rows(bounds, completion, seed=rows)))
+        assert size <= bounds.file_bytes
+
+
+def test_files_of_a_recipe_have_room_for_their_rows_as_plain_values() -> None:
+    # 4 bytes for each of 1024 + 2 * 1280 tokens, the proofs, the name, the numbers; 1 MiB more.
+    assert BOUNDS.file_bytes == 8 * (4 * 3584 + 40 * 258 + 4096 + 64) + (1 << 20)
+    assert rollouts.Bounds.of(RECIPE).file_bytes == module.MAX_FILE_BYTES
 
 
 @pytest.mark.parametrize("name", sorted(BAD.keys() - {LYING}))

@@ -15,7 +15,6 @@ import pytest
 from shardcast_policies import serving
 
 from muster.protocol.ids import Hash32
-from muster.protocol.rollouts import MAX_FILE_BYTES
 from muster.shardcast import ChunkStore, FileRoom, RoomRefusal, ServerLimits, room as rooms
 
 LEAF = Hash32(b"\7" * 32)
@@ -259,10 +258,6 @@ async def test_nothing_larger_than_it_may_be_is_received(
     await room.take(kind, name, parts(PROOFS), "a")
     with pytest.raises(RoomRefusal, match=f"more than {len(PROOFS)} bytes"):
         await room.take(kind, name, parts(PROOFS, b"!"), "a")
-
-
-def test_largest_file_is_that_of_the_protocol() -> None:
-    assert rooms.MAX_FILE_BYTES == MAX_FILE_BYTES
 
 
 class Upload:

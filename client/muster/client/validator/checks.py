@@ -111,11 +111,16 @@ def _check_ticket(claim: ClaimedWork) -> FailedCheck | None:
 
 
 def check_file(data: bytes | None) -> FailedCheck | None:
-    """1. The committed file is available, and is not too large."""
+    """1. The committed file is available, and no larger than any file may be."""
     if data is None:
         return _rejected(Reason.FILE_UNAVAILABLE, "nobody has the committed file")
-    if len(data) > MAX_FILE_BYTES:
-        return _rejected(Reason.FILE_TOO_LARGE, f"{len(data)} bytes, allowed are {MAX_FILE_BYTES}")
+    return check_size(data, MAX_FILE_BYTES)
+
+
+def check_size(data: bytes, most: int) -> FailedCheck | None:
+    """1. The file has no more bytes than its recipe's files can have (`Bounds.file_bytes`)."""
+    if len(data) > most:
+        return _rejected(Reason.FILE_TOO_LARGE, f"{len(data)} bytes, allowed are {most}")
     return None
 
 

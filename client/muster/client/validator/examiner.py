@@ -25,6 +25,7 @@ from muster.client.validator.checks import (
     FailedCheck,
     check_claim,
     check_file,
+    check_size,
     unreadable,
 )
 from muster.client.validator.decoding import FileDecoder
@@ -72,10 +73,12 @@ _LASTINGLY_MISSING = frozenset({404, 410})
 async def read_rows(
     claim: ClaimedWork, data: bytes, rules: Rules, decoder: FileDecoder, listed: SetAside
 ) -> list[Rollout] | Judgement:
-    """Return the rows of a claim's file, or the judgement if the file is malformed; `listed` is the
-    list of the claimed policy.
+    """Return the rows of a claim's file, or the judgement if the file is too large for the recipe
+    or malformed; `listed` is the list of the claimed policy.
     """
     bounds = await asyncio.to_thread(bounds_of, claim, rules, listed)
+    if finding := check_size(data, bounds.file_bytes):
+        return unread(claim, finding)
     try:
         return await decoder.decode(data, bounds)
     except EncodingError as error:

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from muster.api.answers import HeartbeatAnswer, Lease, Received, SubmissionState
 from muster.api.client import REASON_HEADER
-from muster.api.routes import MAX_FILE_BYTES, MAX_HEADER_JSON_BYTES, HeartbeatBody, LeaseBody
+from muster.api.routes import MAX_HEADER_JSON_BYTES, HeartbeatBody, LeaseBody
 from muster.api.signing import SUBMISSION_HEADER, SUBMISSION_SIGNATURE_HEADER, signature_bytes
 from muster.orchestrator.db import Database
 from muster.orchestrator.db.statements import SubmissionRow, by_file
@@ -80,7 +80,7 @@ async def upload(
 ) -> Response:
     """Receive a submission's file; repeating the upload is harmless."""
     require_run(services, run_id)
-    require_size(request, MAX_FILE_BYTES)
+    require_size(request, services.intake.max_file_bytes)
     submission, signature = _claim(request)
     headers, worker = verify(
         request, services, services.identities.active_worker, body_hash=submission.file_hash

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from muster.api.answers import BatchEntry
-from muster.api.routes import MAX_FILE_BYTES
 from muster.chain import MemberView
 from muster.orchestrator.db import Database, statements
 from muster.orchestrator.db.group import GroupedCalls
@@ -76,6 +75,8 @@ class Intake:
     doubles: Doubles
     max_units: int
     """Most units that one submission can be worth."""
+    max_file_bytes: int
+    """Most bytes of a file of the recipe: junk of more is not kept."""
     now: Callable[[], int]
     on_received: Callable[[], None]
 
@@ -113,7 +114,7 @@ class Intake:
 
     async def store(self, admitted: Admitted, stream: AsyncIterator[bytes]) -> None:
         """Receive the file of an admitted submission; returns when it is durable."""
-        received = await self.files.receive(stream, max_bytes=MAX_FILE_BYTES)
+        received = await self.files.receive(stream, max_bytes=self.max_file_bytes)
         try:
             if received.file_hash != admitted.submission.file_hash:
                 raise refuse(

@@ -12,12 +12,18 @@ from random import Random
 from typing import Any
 
 import pytest
+from worlds import client_world
 
 from muster.client.validator import decoding
 from muster.client.validator.decoding import FileDecoder
+from muster.client.validator.examiner import read_rows
+from muster.client.validator.judging import Judgement, bounds_of
 from muster.lab.redteam.hostile.bad_files import bad_files, give, odd_files
+from muster.protocol.bounds import MAX_FILE_BYTES
 from muster.protocol.errors import EncodingError, ValidatorDisturbed
+from muster.protocol.messages import Reason, Verdict
 from muster.protocol.rollouts import ANY, Bounds, Rollout, encode_rollouts
+from muster.protocol.set_aside import NOTHING
 
 ROW = Rollout("p", 0, 0, 2**64 - 1, -1, 3, (1, 2), (3, 4), b"\x00\xffproof", 0.25)
 ROWS = [ROW, replace(ROW, sample=1, task_reward=1.0)]
@@ -247,3 +253,18 @@ async def test_an_oversized_file_is_refused_before_the_child_sees_it(
     monkeypatch.setattr(decoding, "MAX_FILE_BYTES", 10)
     with pytest.raises(EncodingError, match="exceeds the limit of 10"):
         await decoder.decode(encode_rollouts(ROWS))
+
+
+async def test_a_file_larger_than_any_of_its_recipe_is_rejected_for_its_size(
+    decoder: FileDecoder,
+) -> None:
+    ticket = client_world.make_ticket()
+    rows = client_world.make_rollouts(ticket)
+    claim = client_world.make_claim(client_world.make_submission(ticket, rows), ticket)
+    most = bounds_of(claim, client_world.RULES, NOTHING).file_bytes
+    assert most < MAX_FILE_BYTES
+    for size, reason in [(most, Reason.SCHEMA), (most + 1, Reason.FILE_TOO_LARGE)]:
+        found = await read_rows(claim, bytes(size), client_world.RULES, decoder, NOTHING)
+        assert isinstance(found, Judgement)
+        assert found.finding
+        assert (found.finding.verdict, found.finding.reason) == (Verdict.REJECTED, reason)

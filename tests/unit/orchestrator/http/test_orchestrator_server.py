@@ -15,10 +15,10 @@ from orchestrator_bench import client, open_bench, served
 from orchestrator_fakes import RUN, submission_for
 
 from muster.api import Lease, OrchestratorApi
-from muster.api.routes import MAX_FILE_BYTES
 from muster.orchestrator.db.query import plain
 from muster.orchestrator.http.connections import MOST_PIPELINED
 from muster.orchestrator.process import serve_until_stopped
+from muster.protocol.bounds import MAX_FILE_BYTES
 from muster.protocol.errors import ApiError, StorageError
 
 REQUEST = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -95,6 +95,7 @@ async def test_refusal_reaches_a_client_that_is_still_sending(tmp_path: Path, ki
         body = bytes(MAX_FILE_BYTES + 1 if kind == "oversized" else 8 << 20)
         submission = submission_for(lease.ticket, body)
         if kind != "oversized":
+            bench.services.intake.max_file_bytes = MAX_FILE_BYTES
             object.__setattr__(submission, "index", submission.index + 1)
         with pytest.raises(ApiError) as caught:
             await api.submit(submission, bench.network.sign_submission(submission), body)

@@ -8,7 +8,6 @@ import pytest
 from orchestrator_bench import Bench, refused
 from orchestrator_fakes import submission_for
 
-from muster.api.routes import MAX_FILE_BYTES
 from muster.api.signing import SUBMISSION_HEADER, SUBMISSION_SIGNATURE_HEADER
 from muster.chain import WorkerStatus
 from muster.orchestrator.db.query import plain
@@ -172,10 +171,19 @@ async def test_upload_is_refused_when_the_body_is_not_what_was_signed(bench: Ben
     await send(bench, submission)
 
 
-async def test_upload_is_refused_when_its_stated_size_is_too_large(bench: Bench) -> None:
+async def test_upload_is_refused_unread_when_no_file_of_the_recipe_is_so_large(
+    bench: Bench,
+) -> None:
     submission = await lease(bench)
-    headers = {"content-length": str(MAX_FILE_BYTES + 1)}
-    response = await raw_put(bench, submission, b"", headers=headers)
+    # Four rows of at most 272 completion tokens, and the file's frame.
+    assert 1 << 20 < bench.services.intake.max_file_bytes < 2 << 20
+
+    async def unread() -> Any:
+        pytest.fail("the body was read")
+        yield b""
+
+    headers = {"content-length": str(bench.services.intake.max_file_bytes + 1)}
+    response = await raw_put(bench, submission, unread(), headers=headers)
     assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
 
 
@@ -191,7 +199,7 @@ async def test_upload_is_cut_off_when_it_streams_too_much(bench: Bench) -> None:
 
     response = await raw_put(bench, submission, endless())
     assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
-    assert sent <= MAX_FILE_BYTES + (2 << 22)
+    assert sent <= bench.services.intake.max_file_bytes + (2 << 22)
     assert leftovers(bench) == []
 
 
