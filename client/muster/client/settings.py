@@ -142,5 +142,8 @@ class ValidatorSettings(NodeSettings):
 
     file_patience_s: Annotated[float, Field(ge=0, le=3600)] = 60.0
     """Seconds for which a missing file is requested before it counts as unavailable."""
+    refused_bytes: Annotated[int, Field(ge=0)] = 16 << 30
+    """Bytes of evidence that it keeps about files that it neither accepts nor calls fraud; the
+    oldest make way."""
     checks_everything: bool = False
     """Whether it also judges batches that it is not called for, after the others."""

@@ -69,7 +69,11 @@ async def run_validator(
                 rules=rules,
                 decoder=decoder,
                 journal=journal,
-                evidence=EvidenceStore(settings.state_dir / "evidence", rules.calibration),
+                evidence=EvidenceStore(
+                    settings.state_dir / "evidence",
+                    rules.calibration,
+                    refused_bytes=settings.refused_bytes,
+                ),
                 poll_s=settings.poll_s,
                 file_patience_s=settings.file_patience_s,
                 windows=await read_windows(connected.chain),

@@ -11,7 +11,6 @@ Evidence is everything that a third party needs to re-run a verdict, one folder 
 
 import json
 import shutil
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -41,13 +40,18 @@ from muster.protocol.messages import (
     unpack_records,
 )
 from muster.protocol.schedule import batch_seed, place_of_history
+from muster.shardcast.cache import room_in
 from muster.toploc import Calibration
 from muster.toploc.sequential_test import WINDOW, Conduct
 
 Batches = Mapping[int, BatchView]
 
 KEPT_ACCEPTED = 1000
-"""Number of accepted files whose evidence is kept; evidence of other verdicts is kept forever."""
+"""Number of accepted files whose evidence is kept."""
+REFUSED_BYTES = 16 << 30
+"""Bytes of evidence that is kept about files that are neither accepted nor fraud."""
+LEAST_BYTES = 1 << 20
+"""What a smaller file counts as among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +113,30 @@ class OutcomeJournal(Journal):
 
 
 class EvidenceStore:
-    """Writes evidence before a verdict is signed, and limits the disk space of accepted files."""
+    """Writes evidence before a verdict is signed, and limits its disk space.
+
+    Files that are no fraud cost their workers little, so the oldest of them make way: acceptances
+    by their number, the others by their bytes, and all of them where the disk is full but for the
+    reserve. Evidence of fraud stays. So does the document of a file that was too large, without it.
+    """
 
     def __init__(
-        self, folder: Path, calibration: Calibration, *, kept_accepted: int = KEPT_ACCEPTED
+        self,
+        folder: Path,
+        calibration: Calibration,
+        *,
+        kept_accepted: int = KEPT_ACCEPTED,
+        refused_bytes: int = REFUSED_BYTES,
     ) -> None:
         self._folder = folder
         self._calibration = calibration
         self._kept_accepted = kept_accepted
-        self._accepted: deque[Path] = deque(self._find_accepted())
+        self._refused_bytes = refused_bytes
+        self._accepted: dict[Path, int] = {}
+        self._refused: dict[Path, int] = {}
+        """Bytes of each folder, oldest first; a folder of a fraud is in neither."""
+        for known in sorted(folder.glob("*/"), key=lambda each: each.stat().st_mtime):
+            self._note(known)
 
     def write(
         self,
@@ -129,27 +148,39 @@ class EvidenceStore:
         """Store the evidence of a judgement and return its document; `place` is (batch,
         position)."""
         folder = self._folder / claim.submission.file_hash.hex()
-        if data is not None:
+        reason = judgement.finding.reason if judgement.finding else Reason.NONE
+        self._make_room(0 if data is None else len(data))
+        if data is not None and reason is not Reason.FILE_TOO_LARGE:
             write_durably(folder / "submission.parquet", data)
         document = folder / f"{place[0]}-{place[1]}.json"
         content = describe(place, claim, judgement, self._calibration)
         write_durably(document, json.dumps(content, indent=1).encode() + b"\n")
-        if judgement.finding is None:
-            self._accepted.append(folder)
-            while len(self._accepted) > self._kept_accepted:
-                oldest = self._accepted.popleft()
-                if _is_accepted(oldest):  # the same file may be a fraud in another slot
-                    shutil.rmtree(oldest, ignore_errors=True)
+        self._note(folder)
+        while len(self._accepted) > self._kept_accepted:
+            _drop_oldest(self._accepted)
+        while len(self._refused) > 1 and sum(self._refused.values()) > self._refused_bytes:
+            _drop_oldest(self._refused)
         return document
 
-    def _find_accepted(self) -> list[Path]:
-        """Return the folders in which all documents are acceptances, oldest first."""
-        found = [
-            (folder.stat().st_mtime, folder)
-            for folder in self._folder.glob("*/")
-            if _is_accepted(folder)
-        ]
-        return [folder for _, folder in sorted(found)]
+    def _make_room(self, size_bytes: int) -> None:
+        """Drop the oldest evidence while the disk has no room for a file besides the reserve."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        while room_in(self._folder) < size_bytes and (kept := self._refused or self._accepted):
+            _drop_oldest(kept)
+
+    def _note(self, folder: Path) -> None:
+        """Take in a folder as the newest; the worst verdict about its file decides."""
+        self._accepted.pop(folder, None)
+        self._refused.pop(folder, None)
+        verdicts = {_verdict_in(document) for document in folder.glob("*.json")}
+        if not verdicts <= {each.name for each in Verdict if each is not Verdict.FRAUD}:
+            return
+        size = sum(path.stat().st_size for path in folder.iterdir())
+        if verdicts == {Verdict.ACCEPTED.name}:
+            self._accepted[folder] = size
+        else:
+            # Each start reads every document, so small ones are bounded, too.
+            self._refused[folder] = max(size, LEAST_BYTES)
 
 
 def describe(
@@ -191,18 +222,18 @@ def _describe_sample(replay: Replay, calibration: Calibration) -> dict[str, Any]
     }
 
 
-def _is_accepted(folder: Path) -> bool:
-    """Return whether all documents in a folder are acceptances."""
-    documents = list(folder.glob("*.json"))
-    return bool(documents) and all(_is_acceptance(document) for document in documents)
+def _drop_oldest(kept: dict[Path, int]) -> None:
+    oldest = next(iter(kept))
+    del kept[oldest]
+    shutil.rmtree(oldest, ignore_errors=True)
 
 
-def _is_acceptance(document: Path) -> bool:
+def _verdict_in(document: Path) -> str:
+    """Return the name of the verdict in a document; empty when it is damaged."""
     try:
-        verdict = json.loads(document.read_bytes())["outcome"]["verdict"]
+        return str(json.loads(document.read_bytes())["outcome"]["verdict"])
     except (OSError, ValueError, KeyError, TypeError):
-        return False
-    return bool(verdict == Verdict.ACCEPTED.name)
+        return ""
 
 
 # Check 7 over all of a worker's submissions: which of them count, and their stored measurements.

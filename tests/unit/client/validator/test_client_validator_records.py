@@ -27,7 +27,7 @@ from muster.client.validator.batches import (
     is_misdeclared,
     slots_of_records,
 )
-from muster.client.validator.checks import ClaimedWork, unreadable
+from muster.client.validator.checks import ClaimedWork, FailedCheck, unreadable
 from muster.client.validator.judging import Judgement, examine, outcome_record, unread
 from muster.client.validator.records import EvidenceStore, JudgedBatch, OutcomeJournal
 from muster.protocol.encoding import file_hash, keccak
@@ -220,6 +220,51 @@ def test_restarted_store_still_bounds_what_it_keeps(tmp_path: Path) -> None:
     documents = [write(n, ACCEPTED) for n in range(1, 5)]
     assert sum(document.exists() for document in documents) == 2
     assert found.exists()
+
+
+REJECTED = unread(CLAIM, unreadable("no"))
+FRAUD = unread(CLAIM, FailedCheck(Verdict.FRAUD, Reason.WRONG_SEED, "another seed"))
+
+
+def test_old_refused_files_make_room_and_frauds_stay(tmp_path: Path) -> None:
+    store = EvidenceStore(tmp_path, CALIBRATION, refused_bytes=3 << 20)
+    fraud = store.write((1, 0), other_claim(0), DATA, FRAUD)
+    found = [store.write((n, 0), other_claim(n), DATA, REJECTED) for n in range(1, 5)]
+    assert [document.exists() for document in found] == [False, True, True, True]
+    # A new store knows what was kept.
+    store = EvidenceStore(tmp_path, CALIBRATION, refused_bytes=3 << 20)
+    large = store.write((5, 0), other_claim(5), bytes(2 << 20), REJECTED)
+    assert [document.exists() for document in found] == [False, False, False, False]
+    assert large.exists()
+    assert fraud.exists()
+
+
+def test_a_refused_file_that_is_a_fraud_elsewhere_stays(tmp_path: Path) -> None:
+    store = EvidenceStore(tmp_path, CALIBRATION, refused_bytes=1 << 20)
+    refused = store.write((1, 0), other_claim(0), DATA, REJECTED)
+    store.write((1, 1), other_claim(0), DATA, FRAUD)
+    for n in range(1, 4):
+        store.write((n, 0), other_claim(n), DATA, REJECTED)
+    assert refused.exists()
+
+
+def test_a_file_that_is_too_large_is_not_kept(tmp_path: Path) -> None:
+    judgement = unread(CLAIM, FailedCheck(Verdict.REJECTED, Reason.FILE_TOO_LARGE, "1 byte"))
+    document = EvidenceStore(tmp_path, CALIBRATION).write((9, 2), CLAIM, b"!", judgement)
+    assert [path.name for path in document.parent.iterdir()] == ["9-2.json"]
+
+
+def test_a_full_disk_keeps_the_newest_and_all_frauds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def room(folder: Path) -> int:
+        return len(DATA) * (4 - len(list(folder.glob("*/submission.parquet"))))
+
+    monkeypatch.setattr("muster.client.validator.records.room_in", room)
+    store = EvidenceStore(tmp_path, CALIBRATION)
+    judged = [FRAUD, ACCEPTED, REJECTED, REJECTED, REJECTED, REJECTED]
+    written = [store.write((n, 0), other_claim(n), DATA, each) for n, each in enumerate(judged)]
+    assert [document.exists() for document in written] == [True, True, False, False, True, True]
 
 
 # Declared units
