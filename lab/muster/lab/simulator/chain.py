@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from muster.chain import BlockId, Event, Poll, RunConfig
-from muster.lab.simulator.contracts import Ranks, Words, emitter_of
 from muster.lab.simulator.model.network import Network
 from muster.lab.simulator.model.words import Fixed, Refused
+from muster.lab.simulator.translation import Ranks, Words, emitter_of
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ChainUnreachable, ContractRevert
 from muster.protocol.ids import Hash32

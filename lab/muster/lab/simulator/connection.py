@@ -10,10 +10,10 @@ from muster.chain.abi import CONTRACTS
 from muster.chain.structs import CommittedWork
 from muster.chain.view_parts import split_signatures
 from muster.lab.simulator.chain import Block, Endpoint, SimulatedChain
-from muster.lab.simulator.contracts import claimed_of, judged_of
 from muster.lab.simulator.model.network import Network
 from muster.lab.simulator.model.words import Name, Refused
 from muster.lab.simulator.model.work import Header, Proof, Statement
+from muster.lab.simulator.translation import claimed_of, judged_of
 from muster.protocol.eip712 import Domain, address_of, digest, recover
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import Address, Hash32, RunId, Step

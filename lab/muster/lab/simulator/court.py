@@ -7,10 +7,10 @@ from collections.abc import Collection, Sequence
 from muster.chain import Batch, CourtTerms, OutcomeProof
 from muster.chain.structs import CommittedWork
 from muster.lab.simulator.connection import ChainConnection
-from muster.lab.simulator.contracts import SealedVote, claimed_of
 from muster.lab.simulator.model import words
 from muster.lab.simulator.model.network import Network
 from muster.lab.simulator.model.words import Fixed, Name
+from muster.lab.simulator.translation import SealedVote, claimed_of
 from muster.protocol.ids import Address, Hash32
 from muster.protocol.jury import BenchPlace, Ruling, draw_jury, jury_seed, vote_commitment
 from muster.protocol.messages import Submission
