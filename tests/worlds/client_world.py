@@ -13,7 +13,7 @@ from muster.api import BatchEntry
 from muster.client.tickets import KnownPolicy, TicketTerms
 from muster.client.validator.checks import ClaimedWork
 from muster.client.validator.judging import Rules
-from muster.client.worker.generation import build_submission
+from muster.client.worker.generation import play_ticket
 from muster.lab.simulator.machines import Hidden, SimulatedEngine
 from muster.protocol.eip712 import Domain, address_of, digest, sign
 from muster.protocol.encoding import file_hash, keccak
@@ -124,7 +124,7 @@ def sign_submission(submission: Submission, key: bytes = NODE_KEY) -> bytes:
 
 
 def make_rollouts(ticket: Ticket, version: PolicyVersion = VERSION) -> list[Rollout]:
-    return build_submission(ticket, RECIPE, TASK_SET, HashEngine(version))
+    return play_ticket(ticket, RECIPE, TASK_SET, HashEngine(version)).graded()
 
 
 def make_submission(ticket: Ticket, rows: list[Rollout], **changes: object) -> Submission:

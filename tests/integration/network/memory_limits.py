@@ -17,7 +17,7 @@ from one_submission import CALIBRATION, judge, recipe, ticket
 
 from muster.client.validator.judging import Rules
 from muster.client.validator.soundness import own_trouble
-from muster.client.worker.generation import build_submission
+from muster.client.worker.generation import play_ticket
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.errors import EngineError, ValidatorDisturbed
 from muster.protocol.ids import PolicyVersion
@@ -34,7 +34,7 @@ def main(folder: Path, rooms_kb: list[int]) -> None:
     tasks, _ = lesson.split(32, 4, 0)
     engine, rules = TransformersEngine(), Rules(RECIPE, tasks, CALIBRATION)
     engine.load_policy(folder, PolicyVersion(0))
-    rows = build_submission(ticket(0), RECIPE, tasks, engine)
+    rows = play_ticket(ticket(0), RECIPE, tasks, engine).graded()
 
     def say() -> str:
         try:

@@ -12,7 +12,7 @@ from worlds.chat_world import build_chat_model, make_word_tokenizer
 
 from muster.client.tickets import derive
 from muster.client.validator.judging import Judgement, Rules
-from muster.client.worker.generation import build_submission
+from muster.client.worker.generation import play_ticket
 from muster.inference import Completion, Request
 from muster.inference.framing import pin_prompt
 from muster.inference.transformers_engine import TransformersEngine
@@ -49,7 +49,7 @@ class Stage:
 
     def work(self, made_by: Recipe | None = None) -> list[Rollout]:
         recipe = made_by or self.rules.recipe
-        return build_submission(ticket(0), recipe, TASKS, self.engine)
+        return play_ticket(ticket(0), recipe, TASKS, self.engine).graded()
 
     def judge(self, rows: list[Rollout]) -> Judgement:
         return judge(rows, ticket(0), self.rules, self.engine)

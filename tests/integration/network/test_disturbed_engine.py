@@ -12,7 +12,7 @@ from one_submission import CALIBRATION, judge, recipe, ticket
 from muster.client.validator.checks import FailedCheck
 from muster.client.validator.judging import Rules
 from muster.client.validator.soundness import judge_generated
-from muster.client.worker.generation import build_submission, require_sound, require_sound_policy
+from muster.client.worker.generation import play_ticket, require_sound, require_sound_policy
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.errors import EngineError
 from muster.protocol.ids import PolicyVersion
@@ -51,7 +51,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     threads = torch.get_num_threads()
     engine = TransformersEngine()
     engine.load_policy(folder, PolicyVersion(0))
-    yield Stage(folder, rules, build_submission(ticket(0), RECIPE, tasks, engine))
+    yield Stage(folder, rules, play_ticket(ticket(0), RECIPE, tasks, engine).graded())
     torch.set_num_threads(threads)
 
 

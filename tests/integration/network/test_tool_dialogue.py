@@ -8,7 +8,7 @@ import torch
 from one_submission import CALIBRATION, judge, recipe, ticket
 
 from muster.client.validator.judging import Judgement, Rules
-from muster.client.worker.generation import build_submission
+from muster.client.worker.generation import play_ticket
 from muster.inference import Request
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.ids import PolicyVersion
@@ -64,7 +64,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     threads = torch.get_num_threads()
     engine = TransformersEngine()
     engine.load_policy(folder, PolicyVersion(0))
-    rows = build_submission(ticket(0), RECIPE, tasks, engine)
+    rows = play_ticket(ticket(0), RECIPE, tasks, engine).graded()
     yield Stage(engine, Rules(RECIPE, tasks, CALIBRATION), rows)
     torch.set_num_threads(threads)
 
@@ -89,7 +89,7 @@ def test_an_altered_output_is_rejected(stage: Stage, monkeypatch: pytest.MonkeyP
     # The model goes on from the worker's made-up tokens, and is sampled honestly.
     with monkeypatch.context() as lying:
         lying.setattr(python_tool, "output_of", lambda _: "4321")
-        rows = build_submission(ticket(0), RECIPE, stage.rules.task_set, stage.engine)
+        rows = play_ticket(ticket(0), RECIPE, stage.rules.task_set, stage.engine).graded()
     assert any(row.replies for row in rows)
     # A program's output is never proof of fraud: docs/decisions/0025-several-turns.md.
     assert found(stage.judge(rows)) == (Verdict.REJECTED, Reason.WRONG_REPLY)

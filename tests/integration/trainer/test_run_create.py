@@ -21,7 +21,7 @@ from worlds.traces import ALL, Traces
 from muster.client.dataset.export import export_rows
 from muster.client.dataset.selection import HeldOut, Selection
 from muster.client.validator.judging import Rules
-from muster.client.worker.generation import build_submission
+from muster.client.worker.generation import play_ticket
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.errors import MusterError
 from muster.protocol.ids import PolicyVersion, RunId
@@ -240,7 +240,7 @@ async def test_a_chat_run_is_created_and_worked_for(desk: Desk) -> None:
     worker, *validators = (TransformersEngine() for _ in range(3))
     for engine in (worker, *validators):
         engine.load_policy(Path(values["model"]), PolicyVersion(0))
-    rows = build_submission(ticket(0), recipe, problems, worker)
+    rows = play_ticket(ticket(0), recipe, problems, worker).graded()
     assert [judge(rows, ticket(0), rules, each).finding for each in validators] == [None, None]
 
 

@@ -9,7 +9,7 @@ from worlds.mixture_world import RULES, TASKS, Engine, mixed, parts_of, preferri
 from muster.client.calibration import prompts_of
 from muster.client.tickets import derive, longest_sample
 from muster.client.validator.judging import Judgement, Rules, examine
-from muster.client.worker.generation import build_submission
+from muster.client.worker.generation import play_ticket
 from muster.protocol.errors import TaskError
 from muster.protocol.ids import Step
 from muster.protocol.messages import Reason, Ticket, Verdict
@@ -20,7 +20,7 @@ from muster.tasks import TaskSet
 
 
 def rows_of(ticket: Ticket, rules: Rules = RULES) -> list[Rollout]:
-    return build_submission(ticket, rules.recipe, rules.task_set, Engine(client_world.VERSION))
+    return play_ticket(ticket, rules.recipe, rules.task_set, Engine(client_world.VERSION)).graded()
 
 
 def judge(rows: list[Rollout], ticket: Ticket, rules: Rules = RULES) -> Judgement:

@@ -17,7 +17,7 @@ from worlds.mixture_world import RULES as MIXED, TASKS, Engine
 from muster.client.disputes.bundle_checks import CheckAnswer, check_weights
 from muster.client.tickets import derive, list_fault, most_prompt_tokens
 from muster.client.validator.judging import Judgement, Rules, examine, say_list_fault
-from muster.client.worker.generation import build_submission
+from muster.client.worker.generation import play_ticket
 from muster.protocol.errors import EngineError
 from muster.protocol.ids import PolicyVersion, RunId
 from muster.protocol.messages import Reason, Ticket, Verdict
@@ -61,7 +61,7 @@ def judge(rows: list[Rollout], ticket: Ticket, engine: Engine, rules: Rules = RU
 
 
 def rows_of(ticket: Ticket, engine: Engine, rules: Rules = RULES) -> list[Rollout]:
-    return build_submission(ticket, rules.recipe, rules.task_set, engine)
+    return play_ticket(ticket, rules.recipe, rules.task_set, engine).graded()
 
 
 def test_listed_problems_come_up_only_where_they_are_revisited(tmp_path: Path) -> None:

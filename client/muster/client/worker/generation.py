@@ -88,13 +88,6 @@ def play_ticket(
     return Ungraded(rows, answers)
 
 
-def build_submission(
-    ticket: Ticket, recipe: Recipe, task_set: TaskSet, engine: InferenceEngine
-) -> list[Rollout]:
-    """Return the ticket's rollouts with their rewards; raises as `play_ticket` and `graded` do."""
-    return play_ticket(ticket, recipe, task_set, engine).graded()
-
-
 def submission_of(
     ticket: Ticket, rows: Sequence[Rollout], data_hash: Hash32, recipe: Recipe
 ) -> Submission:
@@ -190,7 +183,7 @@ def require_sound_policy(rules: Rules, engine: InferenceEngine) -> None:
     """Generate a short item of the loaded policy, and replay it.
 
     The item differs each time, so that one with unlucky rounding does not block the worker forever.
-    Raises EngineError when it fails check 6 or 7 (docs/protocol.md section 7).
+    Raises EngineError when it fails check 6 or 7 (docs/protocol.md section 8).
     """
     recipe, sampling, tasks = rules.recipe, rules.recipe.sampling, rules.task_set
     problem = tasks[random.randrange(len(tasks))]
@@ -229,7 +222,7 @@ def require_sound(
     """Check random rows, as many as there is time for; the last one may be checked in part.
 
     Returns the number of checked rows. One chunk is always checked, to measure the speed.
-    Raises EngineError when one fails check 6 or 7 (docs/protocol.md section 7).
+    Raises EngineError when one fails check 6 or 7 (docs/protocol.md section 8).
     """
     recipe, calibration = rules.recipe, rules.calibration
     budget_s, started = max(LEAST_S, SHARE * generating_s), clock()

@@ -30,7 +30,7 @@ from muster.client.validator.checks import (
 )
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.judging import Judgement, Rules, examine
-from muster.client.worker.generation import build_submission
+from muster.client.worker.generation import play_ticket
 from muster.inference.calibrate import calibrate_model
 from muster.inference.calibration_plan import MeasuringPlan
 from muster.inference.transformers_engine import TransformersEngine
@@ -98,7 +98,7 @@ class Worker:
     def generate(self, ticket: Ticket) -> list[Rollout]:
         """Return the ticket's rollouts."""
         stage = self.stage
-        return build_submission(ticket, stage.recipe, stage.task_set, stage.engine)
+        return play_ticket(ticket, stage.recipe, stage.task_set, stage.engine).graded()
 
     def alter(self, rows: list[Rollout]) -> list[Rollout]:
         """Return the rows to write in place of honest rollouts."""
@@ -224,7 +224,7 @@ class Stage:
 
     def honest(self, ticket: Ticket) -> list[Rollout]:
         """Return a ticket's honest rollouts."""
-        return build_submission(ticket, self.recipe, self.task_set, self.engine)
+        return play_ticket(ticket, self.recipe, self.task_set, self.engine).graded()
 
     def assignment(self, ticket: Ticket) -> Assignment:
         """Return the problems and seeds that a ticket derives."""

@@ -48,7 +48,7 @@ from muster.client.disputes.bundle import (
 )
 from muster.client.disputes.bundle_checks import BundleCheck, CheckAnswer, is_borne_out
 from muster.client.validator import decoding
-from muster.client.worker.generation import build_submission
+from muster.client.worker.generation import play_ticket
 from muster.inference import loading
 from muster.protocol.eip712 import address_of, digest, sign
 from muster.protocol.encoding import keccak
@@ -126,7 +126,7 @@ def make_case(folder: Path, weights: Sequence[Path], engine: Any) -> Case:
     """Return an honest submission of an engine, judged and accepted."""
     manifest = publish(folder, weights)
     ticket = make_ticket(policy_root=manifest.root())
-    rows = build_submission(ticket, RECIPE, TASK_SET, engine)
+    rows = play_ticket(ticket, RECIPE, TASK_SET, engine).graded()
     submission = make_submission(ticket, rows)
     entry = make_entry(ticket, submission)
     record = OutcomeRecord(

@@ -62,10 +62,10 @@ class Cheat(HashEngine):
 
 def judge(engine: HashEngine) -> Judgement:
     """Return a validator's findings about an engine's work."""
-    from muster.client.worker.generation import build_submission
+    from muster.client.worker.generation import play_ticket
 
     ticket = make_ticket()
-    return examine_rows(build_submission(ticket, RECIPE, RULES.task_set, engine))  # type: ignore[arg-type]
+    return examine_rows(play_ticket(ticket, RECIPE, RULES.task_set, engine).graded())  # type: ignore[arg-type]
 
 
 def examine_rows(rows: Sequence[Rollout]) -> Judgement:

@@ -31,7 +31,7 @@ from worlds.validator_bench import Bench, PlainDecoder
 from muster.chain import ClaimView
 from muster.client.juror.judging import CaseJudge
 from muster.client.validator.records import ConductStore, is_drawn
-from muster.client.worker.generation import build_submission
+from muster.client.worker.generation import play_ticket
 from muster.inference.examining import Recomputed
 from muster.lab.simulator.machines import Hidden
 from muster.protocol.encoding import hex0x, keccak
@@ -88,7 +88,7 @@ class Scene(Bench):
     async def submit(self, batch_id: int, engine: HashEngine) -> tuple[Verdict, Reason]:
         """Return the outcome of a batch of one submission, and post it."""
         ticket = make_ticket(index=batch_id)
-        rows = build_submission(ticket, RECIPE, TASK_SET, engine)  # type: ignore[arg-type]
+        rows = play_ticket(ticket, RECIPE, TASK_SET, engine).graded()  # type: ignore[arg-type]
         submission = make_submission(ticket, rows)
         entry = make_entry(ticket, submission)
         batch = self.commit(batch_id, [entry], encode_rollouts(rows))
@@ -241,7 +241,7 @@ async def test_one_place_of_a_batch_is_judged_by_history(scene: Scene) -> None:
     made = []
     for index in range(5):
         ticket = make_ticket(index=1000 + index)
-        rows = build_submission(ticket, RECIPE, TASK_SET, Leaning(VERSION))  # type: ignore[arg-type]
+        rows = play_ticket(ticket, RECIPE, TASK_SET, Leaning(VERSION)).graded()  # type: ignore[arg-type]
         made.append((make_entry(ticket, make_submission(ticket, rows)), encode_rollouts(rows)))
     # A strike that is not posted yet: the evidence stays, and decides at most one of the five.
     scene.view.batches[struck].posted_block = None

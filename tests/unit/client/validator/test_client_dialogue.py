@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 from worlds.client_world import RULES, VERSION, HashEngine, make_claim, make_submission, make_ticket
 
 from muster.client.validator.judging import Judgement, Rules, examine
-from muster.client.worker.generation import build_submission
+from muster.client.worker.generation import play_ticket
 from muster.inference.dialogue import Claimed, Followed, follow, play
 from muster.inference.engine import Request
 from muster.lab.simulator.machines import EOS
@@ -73,7 +73,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
 
 
 def work() -> list[Rollout]:
-    return build_submission(TICKET, RECIPE, RULES.task_set, HashEngine(VERSION))
+    return play_ticket(TICKET, RECIPE, RULES.task_set, HashEngine(VERSION)).graded()
 
 
 def judge(rows: list[Rollout], rules: Rules = LONG_RULES) -> Judgement:

@@ -27,7 +27,7 @@ from muster.client.calibration import prompts_of, read_recipe, read_task_set
 from muster.client.outage import Outage
 from muster.client.run_documents import fetch_rules, require_consistent
 from muster.client.tickets import derive
-from muster.client.worker.generation import build_submission
+from muster.client.worker.generation import play_ticket
 from muster.protocol.encoding import abi_words, address_bytes, keccak
 from muster.protocol.errors import ApiError, ConfigError, EncodingError, EngineError, TaskError
 from muster.protocol.ids import Hash32
@@ -109,7 +109,7 @@ def test_answer_that_cannot_be_graded_gives_no_submission() -> None:
     problems = [p.model_copy(update={"gold_standard_solution": None}) for p in TASK_SET]
     ungraded = TaskSet.of("no gold", "1", problems)
     with pytest.raises(TaskError, match="cannot be graded"):
-        build_submission(make_ticket(), RECIPE, ungraded, HashEngine(VERSION))
+        play_ticket(make_ticket(), RECIPE, ungraded, HashEngine(VERSION)).graded()
 
 
 def test_machine_that_cannot_grade_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,10 +117,10 @@ def test_machine_that_cannot_grade_tries_again(monkeypatch: pytest.MonkeyPatch) 
     found = iter([away, away, Graded(1.0), *[Graded(0.0)] * 3])
     grader = replace(exact_match.VERIFIER, grade=lambda *_: next(found, away))
     monkeypatch.setattr(registry, "installed_verifiers", lambda: {"exact_match": grader})
-    rows = build_submission(make_ticket(), RECIPE, TASK_SET, HashEngine(VERSION))
+    rows = play_ticket(make_ticket(), RECIPE, TASK_SET, HashEngine(VERSION)).graded()
     assert [row.task_reward for row in rows] == [1.0, 0.0, 0.0, 0.0]
     with pytest.raises(EngineError, match="cannot be graded: killed"):
-        build_submission(make_ticket(), RECIPE, TASK_SET, HashEngine(VERSION))
+        play_ticket(make_ticket(), RECIPE, TASK_SET, HashEngine(VERSION)).graded()
 
 
 # Documents
