@@ -167,7 +167,7 @@ class Projection:
         """Batches that are neither judged nor void, ascending; among them batches whose data a
         quorum declared withheld.
         """
-        return [self.view.batches[i] for i in sorted(self._unjudged)]
+        return [self.view.batches[i] for i in sorted(self._unsettled)]
 
     @property
     def slashes(self) -> list[SlashView]:
@@ -178,7 +178,7 @@ class Projection:
     def batch_counts(self) -> tuple[int, int]:
         """Number of committed batches, and of those with outcomes."""
         judged = self._judged_batches
-        return judged + len(self._unjudged), judged
+        return judged + len(self._unsettled), judged
 
     @property
     def verdict_counts(self) -> Mapping[Verdict, int]:
@@ -312,7 +312,7 @@ class Projection:
             elif event.name == "CaseClosed":
                 self._close_case(self.view.cases.get(event.args["case_id"]))
             elif event.name == "BatchVoided":
-                self._unjudged.discard(event.args["batch_id"])
+                self._unsettled.discard(event.args["batch_id"])
         self._follow_stream()
 
     def note_figures(self, step: int, figures: Mapping[str, float]) -> None:
@@ -352,7 +352,7 @@ class Projection:
         """The validators' signatures of posted outcomes."""
         self._tallies = dict[int, VerdictTally]()
         self._judged = dict[Hash32, tuple[Judged, ...]]()
-        self._unjudged = set[int]()
+        self._unsettled = set[int]()
         self._batch_of_root = dict[Hash32, int]()
         self._judged_batches = self._streamed = 0
         self._by_verdict = defaultdict[Verdict, list[Judged]](list)
@@ -374,17 +374,17 @@ class Projection:
         self._follow_stream()
 
     def _add_batch(self, batch: BatchView | None) -> None:
-        if batch is None or batch.batch_id in self._unjudged:
+        if batch is None or batch.batch_id in self._unsettled:
             return
         # Void batches too: their submissions are not committed again.
         self._batch_of_root.setdefault(batch.root, batch.batch_id)
         if not batch.is_void:
-            self._unjudged.add(batch.batch_id)
+            self._unsettled.add(batch.batch_id)
 
     def _add_outcomes(self, batch: BatchView | None) -> None:
-        if batch is None or batch.batch_id not in self._unjudged:
+        if batch is None or batch.batch_id not in self._unsettled:
             return
-        self._unjudged.discard(batch.batch_id)
+        self._unsettled.discard(batch.batch_id)
         self._judged_batches += 1
         self._posted.append(batch)
         self._newest_judged.append(batch)

@@ -52,7 +52,7 @@ from muster.wallet import Wallet
 
 logger = logging.getLogger(__name__)
 
-PATIENCE = 0.75
+PATIENCE_SHARE = 0.75
 """Share of the time to commit that judging may take; after it the vote is "not seen"."""
 AT_ONCE = 16
 """Most cases that are judged at the same time; each may hold a few files in memory."""
@@ -364,7 +364,7 @@ class JurorDuty:
         """Judge a case's work and record the vote; raises while something is missing that may still
         become available in time.
         """
-        left_s = case.opened_at + PATIENCE * self.context.terms.commit_time - at.time
+        left_s = case.opened_at + PATIENCE_SHARE * self.context.terms.commit_time - at.time
         try:
             async with asyncio.timeout(max(left_s, 0.0)):
                 ruling, result = await self.context.judge.judge(case)

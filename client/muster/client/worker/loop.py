@@ -99,7 +99,7 @@ signed submissions for one slot are a fraud that anybody who has both can prove.
 
 SLOW_PAUSE_S, LONGEST_SLOW_PAUSE_S = 10.0, 3600.0
 """Shortest and longest pause in seconds of a machine that is too slow for the run's tickets."""
-PATIENCE = 5
+PATIENCE_FACTOR = 5
 """Factor on the pause of a loop without a ticket while another loop of the node works."""
 STATES = ("generating", "fetching", "grading", "uploading", "idle")
 """Activities of loops; of several, the first in this list is shown for the node."""
@@ -481,7 +481,7 @@ class WorkerLoop:
         """Note that there is no ticket; return how many seconds to wait before the next try."""
         if self.context.held.tickets:
             # Another loop of this node is working, and asks again when it is done.
-            return max(answer.retry_after_s * PATIENCE, self._idle())
+            return max(answer.retry_after_s * PATIENCE_FACTOR, self._idle())
         self._note_reason(answer.reason)
         await self._prefetch()
         return max(answer.retry_after_s, self._idle())

@@ -30,7 +30,7 @@ from worlds.client_world import RUN
 
 from muster.chain import CaseStatus, CaseView, Offence
 from muster.client.juror.duty import (
-    PATIENCE,
+    PATIENCE_SHARE,
     DutyStep,
     JurorContext,
     JurorDuty,
@@ -367,7 +367,7 @@ async def test_work_that_is_missing_is_waited_for_then_voted_as_not_seen(room: C
     await room.serve(8)
     assert room.court.sent == ["draw"]
     assert room.finder.asked > 1
-    room.court.timestamp = int(OPENED_AT + PATIENCE * TERMS.commit_time)
+    room.court.timestamp = int(OPENED_AT + PATIENCE_SHARE * TERMS.commit_time)
     await room.serve(4)
     assert room.case.votes == {ME: 0}
     assert "no source shows the file" in room.result()["unavailable"]
@@ -381,7 +381,7 @@ async def test_owner_whose_documents_cannot_be_used_cannot_have_a_juror_fined(
     room.finder.missing = kind("the recipe is not the one that the run pins")
     await room.serve(8)
     assert "jury: judge has to wait" in caplog.messages
-    room.court.timestamp = int(OPENED_AT + PATIENCE * TERMS.commit_time)
+    room.court.timestamp = int(OPENED_AT + PATIENCE_SHARE * TERMS.commit_time)
     await room.serve(4)
     assert room.case.votes == {ME: 0}
     assert "not the one that the run pins" in room.result()["unavailable"]
@@ -398,7 +398,7 @@ async def test_work_that_comes_late_is_judged_yet(room: Courtroom) -> None:
 async def test_judging_without_end_counts_as_not_seen_in_time(room: Courtroom) -> None:
     room.finder.hangs = True
     room.case.jurors = (ME,)
-    at = Moment(101, OPENED_AT + PATIENCE * TERMS.commit_time - 0.01)
+    at = Moment(101, OPENED_AT + PATIENCE_SHARE * TERMS.commit_time - 0.01)
     vote = await room.duty.decide(room.case, at)
     assert vote.ruling == 0
 
