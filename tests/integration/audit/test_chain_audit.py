@@ -192,12 +192,14 @@ PLAYED: list[Tampering] = [
     ("Slashed", with_verdict(offence=Offence.ABSENT_JUROR), Kind.SLASH_OTHER_RUN),
     ("Slashed", with_verdict(offence=Offence.WRONG_VERDICT), Kind.SLASH_OTHER_RUN),
     ("WorkerBanned", set_to(worker=HONEST.address), Kind.SLASH_VERDICT),
+    ("WorkerBanned", set_to(worker=HONEST.address), Kind.WORKER_INACTIVE),
     ("SlashReleased", set_to(burned=0, insured=0, rewarded=25 * 10**18), Kind.SLASH_SPLIT),
     ("SlashReleased", set_to(rewarded=10**18), Kind.SLASH_SPLIT),
     ("SlashReleased", set_to(reporter=HONEST.address), Kind.SLASH_REPORTER),
     ("Deposited", less("amount"), Kind.ROLE_STAKE),
     ("JurorJoined", set_to(place=9), Kind.EVENT_ORDER),
     ("RunFunded", set_to(amount=10**30), Kind.CONTRACT_STATE),
+    ("RunFunded", set_to(amount=1), Kind.RUN_OVERDRAWN),
     ("WorkerRegistered", set_to(worker_id=5), Kind.EVENT_ORDER),
     ("WorkerJoined", set_to(terms=2), Kind.ROLE_STAKE),
     ("WorkerJoined", set_to(run_id=2), Kind.WORKER_UNKNOWN),
@@ -406,6 +408,7 @@ async def upheld(net: Scenario) -> Recording:
 
 
 UPHELD: list[Tampering] = [
+    ("BatchCommitted", set_to(units=10**6), Kind.BATCH_UNITS),
     ("VoteRevealed", set_to(ruling=REJECT.number), Kind.CASE_MONEY),
     ("ClaimSettled", set_to(returned=10 * TOKEN), Kind.CASE_MONEY),
     ("CaseClosed", set_to(fee=2 * TOKEN), Kind.CASE_MONEY),
@@ -653,6 +656,17 @@ async def test_audit_rejects_every_tampered_twin(
     net: Scenario, story: Callable[[Scenario], Awaitable[Recording]], tamperings: list[Tampering]
 ) -> None:
     await reject_twins(await story(net), tamperings)
+
+
+async def test_audit_finds_a_payment_of_no_run(net: Scenario) -> None:
+    recording = await played(net)
+    twin = [
+        dataclasses.replace(event, args={**event.args, "run_id": RunId(2)})
+        if event.name == "RewardClaimed"
+        else event
+        for event in recording.events
+    ]
+    assert Kind.PAYMENT_RUN in kinds(await recording.report(twin))
 
 
 async def test_audit_finds_a_submission_that_counts_twice(net: Scenario) -> None:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from collections import Counter
 from dataclasses import fields
 from pathlib import Path
@@ -516,6 +517,16 @@ def test_a_check_lists_some_and_counts_all() -> None:
         MAX_LISTED + 7,
     )
     assert check.detail.endswith(f"slot 4; and {MAX_LISTED + 2} more")
+
+
+def test_every_kind_of_contradiction_is_found_in_a_test() -> None:
+    tests = Path(__file__).parents[3]
+    named = {
+        name
+        for path in tests.rglob("test_*.py")
+        for name in re.findall(r"Kind\.[A-Z_]+|\"[a-z-]+\"", path.read_text())
+    }
+    assert [kind for kind in Kind if not {f"Kind.{kind.name}", f'"{kind}"'} & named] == []
 
 
 def test_a_contradiction_says_where_it_is() -> None:
