@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from loss_reference import reference_gradient, reference_loss
 from torch import Tensor
 
-from muster.protocol.objective import LossName, ObjectiveRecipe
+from muster.protocol.objective import _USED_BY, LossName, ObjectiveRecipe
 from muster.trainer.learn import losses
 
 ALL = list(losses.LOSSES)
@@ -65,6 +65,25 @@ def _select(tokens: losses.Tokens, rows: Tensor) -> losses.Tokens:
     }
     assert tokens.reference_N is not None
     return losses.Tokens(**found, reference_N=tokens.reference_N[rows], sample_N=numbers_N)
+
+
+class _Noted:
+    """An objective that notes which of its fields are read."""
+
+    def __init__(self, objective: ObjectiveRecipe) -> None:
+        self.read: set[str] = set()
+        self._objective = objective
+
+    def __getattr__(self, name: str) -> object:
+        self.read.add(name)
+        return getattr(self._objective, name)
+
+
+@pytest.mark.parametrize("loss", ALL)
+def test_a_recipe_refuses_every_parameter_that_its_loss_does_not_read(loss: LossName) -> None:
+    tokens, noted = _batch(0), _Noted(_objective(loss=loss))
+    losses.LOSSES[loss](tokens, tokens.logp_N - tokens.behaviour_N, noted)  # type: ignore[arg-type]
+    assert noted.read == {name for name, users in _USED_BY.items() if loss in users}
 
 
 # The default, by hand
