@@ -83,7 +83,8 @@ class DeployParameters(BaseModel):
     outcome_deadline_s: Window = 600
     """Seconds after the commitment by which outcomes are due."""
     challenge_window_s: Wait = 30
-    """Seconds after posting during which an outcome may be challenged."""
+    """Seconds after posting during which an outcome may be challenged. Workers have as many to
+    appeal for a batch that is due (`appealTime`)."""
     vote_commit_s: Annotated[int, Bound(2, _TIME, "a jury is drawn in the first half of it")] = 80
     """Seconds after the opening of a case until which jurors may commit to a vote."""
     vote_reveal_s: Window = 40

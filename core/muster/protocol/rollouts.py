@@ -48,6 +48,7 @@ _KINDS = {
 SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind in _KINDS.items()])
 """Column names, types and order; checked for equality."""
 
+# The only optional column: `require_bounds` takes a column after those of SCHEMA for it.
 SCHEMA_WITH_REPLIES = SCHEMA.append(pa.field("replies", _TOKENS, nullable=False))
 """The schema of files with environment replies: with a flat list of the replies' bounds."""
 

@@ -1,4 +1,4 @@
-"""Dishonest workers: the real worker with one hook overridden, each for one way of cheating.
+"""Dishonest workers: the real worker with a few methods overridden, each for one way of cheating.
 
     python -m muster.app.demo.adversary KIND <flags of `muster worker run`>
 

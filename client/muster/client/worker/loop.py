@@ -15,8 +15,8 @@
 
 The loop trusts nobody: tickets, documents and policies are checked against the chain.
 `muster.client.worker.silence` handles work that nobody commits or judges. The loop survives outages
-of the orchestrator, the relays and the chain. `work_once` is its order of work; devnets and
-adversaries replace `generate` or `claim`.
+of the orchestrator, the relays and the chain. `work_once` is its order of work. Simulators,
+adversaries and trap workers override a few of its methods, such as `generate` and `claim`.
 
 A loop works on one ticket after the other. Two loops share an engine, so that one leases, fetches,
 grades and uploads while the other generates, and samples of one fill the batch rows that the other
