@@ -6,7 +6,7 @@ derived from the validator's address, the policy's beacon and the submission. Ea
 other directions, so fingerprints cannot be copied. Once the outcomes are on chain the validator
 publishes its fingerprints, and others that recomputed the same submission compare them.
 
-The arithmetic is in `muster.toploc.projections`, the rules in docs/protocol.md section 9.
+The arithmetic is in `muster.toploc.projections`, the rules in docs/protocol.md section 9.7.
 """
 
 from collections.abc import Sequence

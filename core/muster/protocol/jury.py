@@ -1,6 +1,7 @@
 """Cases: rulings, the draw of jurors, and how claims and votes are hidden until they count.
 
-The rules of docs/protocol.md section 9; the contracts JuryPool and DisputeCourt implement the same.
+The rules of docs/protocol.md section 9.6; the contracts JuryPool and DisputeCourt implement the
+same.
 """
 
 from __future__ import annotations

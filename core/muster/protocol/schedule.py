@@ -1,6 +1,6 @@
 """Which validators check a batch, when more are called, and when their outcomes decide.
 
-The rules of docs/protocol.md section 9. Pure: the chain's facts and time are arguments.
+The rules of docs/protocol.md section 9.5. Pure: the chain's facts and time are arguments.
 
 A batch has an *order* of the run's validators, drawn from the hash of the block that committed it.
 The first `quorum` of the order are *called*. When one of them is silent for a timeout, the next one

@@ -85,7 +85,7 @@ class PostedSignatures:
 
 @dataclass(slots=True)
 class StreamProgress:
-    """Progress of the training stream (docs/protocol.md section 9)."""
+    """Progress of the training stream (docs/protocol.md section 9.8)."""
 
     step: Step = field(default=Step(1))
     """Training step whose submissions are being collected."""

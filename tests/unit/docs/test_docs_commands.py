@@ -13,6 +13,7 @@ from muster.app.cli import COMMANDS, LAB, muster
 from muster.chain.abi import artifact
 
 ROOT = Path(__file__).parents[3]
+PARTS = ("app", "client", "core", "lab", "orchestrator", "trainer")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -91,6 +92,26 @@ def test_relative_links_lead_to_files(page: Path) -> None:
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text())
     missing = [link for link in links if not (page.parent / link).exists()]
     assert missing == []
+
+
+HEADINGS = set(re.findall(r"^##+ (\d+(?:\.\d+)?)", (ROOT / "docs/protocol.md").read_text(), re.M))
+PARTED = {number.split(".")[0] for number in HEADINGS if "." in number}
+CITATION = re.compile(
+    r"protocol\.md\)?,?\s+sections?\s+(\d+(?:\.\d+)?)(?:\s+(?:and|to)\s+(\d+(?:\.\d+)?))?"
+)
+
+
+@pytest.mark.parametrize("part", ["docs", *PARTS])
+def test_a_section_of_the_protocol_is_cited_by_its_smallest_part(part: str) -> None:
+    pages = [path for kind in ("*.py", "*.md") for path in (ROOT / part).rglob(kind)]
+    cited = [
+        (path.name, number)
+        for path in pages
+        for found in CITATION.findall(path.read_text())
+        for number in found
+        if number
+    ]
+    assert [each for each in cited if each[1] not in HEADINGS - PARTED] == []
 
 
 SOLIDITY = set(

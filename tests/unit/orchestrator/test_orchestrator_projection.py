@@ -96,7 +96,7 @@ def test_progress_agrees_with_the_trainer_reading_the_stream(versions: list[int]
     progress = StreamProgress()
     for version in versions:
         progress.add(PolicyVersion(version), TRAINING)
-    # The trainer's side, written as docs/protocol.md section 9 says it.
+    # The trainer's side, written as docs/protocol.md section 9.8 says it.
     stream, step, dropped = list(versions), 1, 0
     while True:
         taken: list[int] = []

@@ -1,4 +1,4 @@
-"""Checks that validators were called before they signed (docs/protocol.md, section 9). Pure.
+"""Checks that validators were called before they signed (docs/protocol.md, section 9.5). Pure.
 
 The order of a batch's validators follows from the hash of the block that committed it. Later
 validators are called because earlier ones are silent or object. Objections happen off chain, so the

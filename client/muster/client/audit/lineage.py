@@ -1,7 +1,7 @@
 """A policy's ancestry: which files, workers and verdicts went into a version.
 
 A version's manifest, whose root is on chain, says which range of the training stream its step
-consumed (docs/protocol.md, sections 9 and 10). The stream is the run's accepted records in the
+consumed (docs/protocol.md, sections 9.8 and 10). The stream is the run's accepted records in the
 order in which they were posted. So the root of one version fixes everything that went into it and
 into all earlier ones; the manifests of the earlier versions say which step consumed which records.
 Nobody checks that a step consumed as many records as it should have.

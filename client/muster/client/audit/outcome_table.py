@@ -129,7 +129,8 @@ def _apply_disputes(view: Ledger, table: OutcomeTable) -> None:
 
 
 # Leaves of many records at once: preimages are laid out in arrays, then hashed one by one. The
-# layouts are those of docs/protocol.md, sections 3 and 9; a test compares them with the messages'.
+# layouts are those of docs/protocol.md, sections 3 and 9.1; a test compares them with those of the
+# messages.
 
 _TYPE = keccak(Submission.TYPE.encode())
 _WORDS = 9

@@ -1,8 +1,8 @@
 """Reader of the training stream: the ledger is the dataset, the cursor is the data loader.
 
-Training step s consumes the next records of the run's training stream (docs/protocol.md section 9)
-in order, each exactly once: `submissions_per_step` usable ones, and as many more as it needs to
-replace groups that the filters left out, up to the recipe's `refill_submissions`. The cursor is
+Training step s consumes the next records of the run's training stream (docs/protocol.md section
+9.8) in order, each exactly once: `submissions_per_step` usable ones, and as many more as it needs
+to replace groups that the filters left out, up to the recipe's `refill_submissions`. The cursor is
 saved with the weights, so a trainer that dies at any moment resumes exactly there.
 
 Submission files stay on the trainer's own disk until the step after the one that trained on them is
