@@ -1,6 +1,6 @@
 """A relay's room: files and proofs of submissions that are named on chain with a bond.
 
-Judges and jurors of such a submission find here what the run's orchestrator may withhold. An
+Validators and jurors of such a submission find here what the run's orchestrator may withhold. An
 admission check (`NamedOnChain`) decides what may be uploaded, so that nobody can fill the room for
 free. When space is needed, files that the chain no longer names are deleted, the oldest first.
 Unfinished uploads give way, too: the slowest of the machine that has most.
