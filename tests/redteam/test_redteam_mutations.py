@@ -116,7 +116,7 @@ def friends_first(patch: Patch) -> None:
 def no_limits_and_no_history(patch: Patch) -> None:
     no_statistics(patch)
     patch.setattr(WorkerHistory, "alarms", lambda *_: False)
-    patch.setattr(economy, "PATIENCE", 2)
+    patch.setattr(economy, "PATIENCE_SUBMISSIONS", 2)
 
 
 def no_history(patch: Patch) -> None:

@@ -29,7 +29,7 @@ EASY_COST = 0.5
 """Assumed cost of an easy problem, as a share of a hard one's."""
 PROBES = 7
 """Steps of a binary search for a limit."""
-PATIENCE = 30
+PATIENCE_SUBMISSIONS = 30
 """Submissions that a prober makes at the limit that it found."""
 INT8_SAVES = 0.5
 """Share of the cost that a prober is assumed to save at any accepted disturbance."""
@@ -120,7 +120,7 @@ def _probed(stage: Stage, random: Random) -> Outcome:
     history, limits = WorkerHistory(), stage.calibration.history
     paid = lost = 0.0
     tried = 0
-    while tried < PATIENCE:
+    while tried < PATIENCE_SUBMISSIONS:
         tried += 1
         verdict, conduct = _disturbed(stage, random, low)
         if verdict != "ACCEPTED":
