@@ -24,7 +24,7 @@ from muster.chain.abi import CONTRACTS
 from muster.protocol.documents import first_fault
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Address, to_address
-from muster.settings import DEPLOYMENTS
+from muster.settings import DEPLOYMENTS, permission_hint
 
 _KNOWN = Path(__file__).with_name("networks")
 _HINT = "deploy the contracts, or pass the right folder with --deployments"
@@ -72,7 +72,9 @@ def load_deployment(directory: Path, chain_id: int) -> Deployment:
             hint=_other_chains(path.parent) or _HINT,
         ) from None
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}", hint=_HINT) from error
+        raise ConfigError(
+            f"cannot read {path}: {error.strerror}", hint=permission_hint(error) or _HINT
+        ) from error
     except ValueError as error:
         raise ConfigError(f"{path} is malformed: {error}", hint=_HINT) from error
     if deployment.chain_id != chain_id:

@@ -142,7 +142,16 @@ def read_file(file: Path, most: int | None = None, *, hint: str | None = None) -
         with file.open("rb") as source:
             return source.read(-1 if most is None else most + 1)
     except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror}", hint=hint) from error
+        raise ConfigError(
+            f"cannot read {file}: {error.strerror}", hint=permission_hint(error) or hint
+        ) from error
+
+
+def permission_hint(error: OSError) -> str | None:
+    """Return who must be allowed to read a file; None for another error than a missing right."""
+    if not isinstance(error, PermissionError):
+        return None
+    return f"let user {os.geteuid()}, whose process this is, enter its folders and read it"
 
 
 def read_toml(file: Path) -> dict[str, Any]:

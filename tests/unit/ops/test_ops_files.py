@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,11 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from muster.app.cli import muster
+from muster.client.relay import RelaySettings
+from muster.client.settings import JurorSettings, ValidatorSettings, WorkerSettings
+from muster.orchestrator.settings import OrchestratorSettings
+from muster.settings import Settings, load_settings
+from muster.trainer.config import TrainerSettings
 from muster.trainer.create import IMAGE_PYTHON, pythons_beside_image
 
 ROOT = Path(__file__).parents[3]
@@ -100,6 +106,19 @@ def test_a_unit_may_do_no_more_than_it_must(unit: Path, name: str, value: str) -
     assert entries(unit)[name] == [value]
 
 
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_a_unit_has_a_home_for_what_is_cached(unit: Path) -> None:
+    found, name = entries(unit), unit.stem.removeprefix("muster-")
+    assert found["CacheDirectory"] == [f"muster/{name}"]
+    assert f"HOME=%C/muster/{name}" in found["Environment"][0].split()
+
+
+def test_orchestrator_has_the_folder_of_the_socket_that_the_guide_names() -> None:
+    found = entries(ROOT / "ops" / "systemd" / "muster-orchestrator.service")
+    assert found["RuntimeDirectory"] == ["muster"]
+    assert "--admin-socket /run/muster/" in GUIDE
+
+
 @pytest.mark.parametrize("name", ["relay", "orchestrator"])
 def test_what_faces_the_network_makes_no_namespaces_and_no_code(name: str) -> None:
     found = entries(ROOT / "ops" / "systemd" / f"muster-{name}.service")
@@ -115,6 +134,62 @@ def test_what_grades_programs_may_start_the_sandbox(name: str) -> None:
     hindering = {"ProtectHostname", "ProtectKernelTunables", "RestrictNamespaces"}
     hindering |= {"SystemCallFilter", "MemoryDenyWriteExecute", "ProcSubset"}
     assert not hindering & found.keys()
+
+
+SETTINGS: dict[str, type[Settings]] = {
+    "worker": WorkerSettings,
+    "validator": ValidatorSettings,
+    "juror": JurorSettings,
+    "relay": RelaySettings,
+    "orchestrator": OrchestratorSettings,
+    "trainer": TrainerSettings,
+}
+
+
+@pytest.mark.parametrize("name", sorted(PROCESSES))
+def test_example_is_all_that_a_unit_does_not_set(name: str) -> None:
+    (start,) = entries(ROOT / "ops" / "systemd" / f"muster-{name}.service")["ExecStart"]
+    words = shlex.split(start)
+    flags = {
+        flag.removeprefix("--").replace("-", "_"): value
+        for flag, value in pairwise(words)
+        if flag.startswith("--") and flag != "--config"
+    }
+    kind = SETTINGS[name]
+    flags = {key: value for key, value in flags.items() if key in kind.model_fields}
+    file = ROOT / "ops" / "systemd" / "settings" / f"{name}.toml"
+    assert words[words.index("--config") + 1] == f"/etc/muster/{file.name}"
+    load_settings(kind, env_prefix="MUSTER_", file=file, flags=flags, environ={})
+
+
+def installed() -> dict[str, int]:
+    """Return the mode of every file and folder that the guide's commands install."""
+    modes: dict[str, int] = {}
+    for is_folder, mode, rest in re.findall(r"^# install (-d )?-m (0\d+) (.*)", GUIDE, re.M):
+        *files, place = shlex.split(rest)
+        paths = [*files, place] if is_folder else [place + Path(file).name for file in files]
+        modes |= dict.fromkeys(paths, int(mode, 8))
+    return modes
+
+
+def test_guide_installs_what_a_process_reads_itself_for_every_user() -> None:
+    # A process has no rights; systemd itself reads its credentials and environment.
+    modes, unit = installed(), entries(ROOT / "ops" / "systemd" / "muster-worker.service")
+    credentials = [value.split(":")[1] for value in unit["LoadCredential"]]
+    secrets = [*credentials, unit["EnvironmentFile"][0].removeprefix("-")]
+    settings = re.findall(r"/etc/muster/\w+\.toml", unit["ExecStart"][0])
+    assert {modes.pop(path) for path in secrets} == {0o600}
+    assert {modes[path] for path in settings} == {0o644}
+    assert all(mode & 0o004 for mode in modes.values())
+    assert modes["/etc/muster"] == modes["/etc/muster/deployments"] == 0o755
+
+
+def test_guide_lists_modes_of_secrets_and_of_what_a_process_reads_itself() -> None:
+    table = re.findall(r"^\| (`.*?) \| .* \| (0\d+)", GUIDE, re.M)
+    modes = {name: mode for names, mode in table for name in re.findall(r"`([\w.]+)`", names)}
+    keystores = {f"{name}.json": "0600" for name in ("node", *(PROCESSES - {"worker", "relay"}))}
+    others = {"worker.toml": "0644", "deployments": "0755", "documents": "0755"}
+    assert modes == keystores | others | {"environment": "0600", "worker.password": "0600"}
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)

@@ -1,11 +1,14 @@
 """Settings: precedence, and errors that say what to correct."""
 
+import errno
+import os
 from pathlib import Path
 from typing import Annotated
 
 import pytest
 from pydantic import Field, ValidationError
 
+from muster.chain.deployment import load_deployment
 from muster.protocol.errors import ConfigError
 from muster.settings import Settings, load_settings
 
@@ -77,6 +80,20 @@ def test_a_bad_value_names_the_setting(port: str) -> None:
 def test_a_missing_file_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read"):
         load(file=tmp_path / "none.toml")
+
+
+def test_a_file_of_others_is_refused_with_the_user_who_may_not_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)  # root may read everything
+    monkeypatch.setattr(os, "geteuid", lambda: 61234)
+    for read in (lambda: load(file=tmp_path / "x.toml"), lambda: load_deployment(tmp_path, 5)):
+        with pytest.raises(ConfigError, match="Permission denied") as caught:
+            read()
+        assert "let user 61234" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize("content", [b"port = ", b"\xff\xfe"])
