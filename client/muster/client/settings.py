@@ -141,7 +141,9 @@ class ValidatorSettings(NodeSettings):
     """Settings of `muster validator run`; environment prefix MUSTER_VALIDATOR_."""
 
     file_patience_s: Annotated[float, Field(ge=0, le=3600)] = 60.0
-    """Seconds for which a missing file is requested before it counts as unavailable."""
+    """Seconds for which a file that the orchestrator and all relays lack is requested before it
+    counts as unavailable; half of the outcome deadline while a relay is silent. An orchestrator
+    that does not answer is awaited for ever."""
     refused_bytes: Annotated[int, Field(ge=0)] = 16 << 30
     """Bytes of evidence that it keeps about files that it neither accepts nor calls fraud; the
     oldest make way."""

@@ -73,6 +73,8 @@ DOCUMENTS_HINT = (
 )
 _SOURCE = re.compile(r"https?://[A-Za-z0-9._:\[\]-]+/?")
 _CODE = re.compile(r"[a-z_]{1,40}")
+LACKING = (404, 410)
+"""HTTP statuses that mean a file does not exist; anything else is silence about it."""
 _REFUSED = (401, 403)
 _ELSEWHERE = (301, 302, 303, 307, 308)
 _FAILURES = (httpx.HTTPError, httpx.InvalidURL, OSError, TimeoutError, MusterError)
@@ -126,6 +128,8 @@ class Sources:
         self.urls = list(dict.fromkeys(url.rstrip("/") for url in [*urls, *theirs]))[:MAX_SOURCES]
         self.unasked = [url for url in named if url.rstrip("/") not in self.urls]
         """Named URLs that are not asked."""
+        self.lacking = set[str]()
+        """URLs that answered that they have no such file."""
         self._own = frozenset(url.rstrip("/") for url in urls)
         self._allows_private = allows_private
         self._signer = signer
@@ -160,7 +164,12 @@ class Sources:
         path = f"/v1/files/{hex0x(submission_file_hash)}"
 
         async def ask(url: str) -> bytes:
-            data = await self._get(url, path, MAX_FILE_BYTES, follows=True)
+            try:
+                data = await self._get(url, path, MAX_FILE_BYTES, follows=True)
+            except ApiError as error:
+                if error.status in LACKING:
+                    self.lacking.add(url)
+                raise
             if await _hashed(file_hash, data) != submission_file_hash:
                 raise _lied("its file has another hash")
             return data

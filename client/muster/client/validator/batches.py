@@ -18,7 +18,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -238,8 +238,22 @@ MOST_ASKED = 8
 """Most parallel searches; as many files may be in memory."""
 PATIENCE = SourcePatience(source_s=20.0)
 """Timeouts of each source: 64 MiB at 3.3 MB/s."""
+SLOWEST = 16
+"""Both deadlines double, up to so many times, with each search in which a relay was silent."""
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Silence:
+    """The last search for a file that no source showed."""
+
+    relays: frozenset[str]
+    """URLs of relays that did not say that they lack it."""
+    slower: int
+    """Factor of the next search's deadlines."""
+
+
 Party = frozenset[Address]
 """The accounts behind a search: the workers that committed the work, or the orchestrator."""
 
@@ -287,6 +301,8 @@ class OtherSources:
     """Clock in seconds, for pauses."""
     _asking: dict[object, _Search] = field(default_factory=dict)
     _rests_until: dict[object, float] = field(default_factory=dict)
+    _silence: dict[Hash32, _Silence] = field(default_factory=dict)
+    _silent_since: dict[str, float] = field(default_factory=dict)
 
     def close(self) -> None:
         """Stop asking."""
@@ -301,14 +317,47 @@ class OtherSources:
                 named.setdefault(batch.direct.worker, []).extend(batch.sources)
         return await self._answer(name, Party(named), lambda: self._file(name, named.values()))
 
+    def silent_s(self, name: Hash32) -> float | None:
+        """Return the shortest time in seconds for which a relay has been silent about a file; None
+        when all relays said that they lack it.
+        """
+        if name not in self._silence:
+            return 0.0  # no search has ended yet
+        now = self.clock()
+        return min(
+            (now - self._silent_since.get(url, now) for url in self._silence[name].relays),
+            default=None,
+        )
+
     async def contents(self, batch: BatchView) -> list[BatchEntry]:
         """Return the submissions of a batch; raises ApiError when no source shows them."""
         party = Party({batch.orchestrator})
         return await self._answer(batch.name, party, lambda: self._contents(batch))
 
     async def _file(self, name: Hash32, named: Iterable[Sequence[str]]) -> bytes:
-        async with asyncio.timeout(LONGEST_S), await self._sources(*named) as sources:
-            return await sources.file(name)
+        slower = self._silence[name].slower if name in self._silence else 1
+        patience = replace(PATIENCE, source_s=slower * PATIENCE.source_s)
+        async with (
+            asyncio.timeout(slower * LONGEST_S),
+            await self._sources(*named, patience=patience) as sources,
+        ):
+            try:
+                data = await sources.file(name)
+            except (ApiError, asyncio.CancelledError):
+                self._note_silence(name, sources, slower)
+                raise
+        self._silence.pop(name, None)
+        return data
+
+    def _note_silence(self, name: Hash32, sources: Sources, slower: int) -> None:
+        """Remember which relays did not say whether they have a file."""
+        asked = {url.rstrip("/") for url in self.relays}.intersection(sources.urls)
+        silent, now = frozenset(asked - sources.lacking), self.clock()
+        for url in sources.lacking:
+            self._silent_since.pop(url, None)
+        for url in silent:
+            self._silent_since.setdefault(url, now)
+        self._silence[name] = _Silence(silent, min(2 * slower, SLOWEST) if silent else 1)
 
     async def _contents(self, batch: BatchView) -> list[BatchEntry]:
         async with asyncio.timeout(LONGEST_S), await self._sources(batch.sources) as sources:
@@ -387,7 +436,7 @@ class OtherSources:
             search.task.cancel()
             self._rest(what, search.began_at)
 
-    async def _sources(self, *named: Sequence[str]) -> Sources:
+    async def _sources(self, *named: Sequence[str], patience: SourcePatience = PATIENCE) -> Sources:
         own = self.relays if self.own_relays is None else await self.own_relays()
         # The first source of each party, then the second: nobody's are crowded out.
         in_turn = zip_longest(*named, self.relays)
@@ -395,7 +444,7 @@ class OtherSources:
             own,
             named=[url for urls in in_turn for url in urls if url is not None],
             allows_private=self.allows_private,
-            patience=PATIENCE,
+            patience=patience,
             transport=self.transport,
             resolver=self.resolver,
         )

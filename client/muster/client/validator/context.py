@@ -58,7 +58,7 @@ class ValidatorContext:
     poll_s: float
     """Minimum seconds between two polls for batches."""
     file_patience_s: float
-    """Seconds for which a missing file is requested from the orchestrator."""
+    """Seconds for which a file that the orchestrator and all relays lack is requested."""
     windows: Windows
     """Time windows on chain."""
     now: Callable[[], Awaitable[int]]

@@ -2,8 +2,9 @@
 
 A claim whose file or policy cannot be had now is not judged: ApiError or PolicyUnavailable is
 raised, and the validator tries again. Policies are fetched in the background, so a slow source of
-one version delays no batch of another. Only a file that every source has lacked for
-`file_patience_s` counts as missing, which the check of the file rejects (`check_file`).
+one version delays no batch of another. Only a file that the orchestrator and all relays said to
+lack, at the beginning and at the end of `file_patience_s`, counts as missing, which the check of
+the file rejects (`check_file`). A relay that is silent may have it, and is awaited for longer.
 
 When the engine fails, the weights of its policy are looked at. If they are not finite, the policy
 is at fault, not this machine: nobody can have generated with it, so its work is rejected, like
@@ -20,6 +21,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from muster.client.sources import LACKING
 from muster.client.validator.checks import (
     ClaimedWork,
     FailedCheck,
@@ -66,8 +68,9 @@ MOST_FETCHES = 4
 """Most versions that are fetched at the same time."""
 logger = logging.getLogger(__name__)
 
-_LASTINGLY_MISSING = frozenset({404, 410})
-"""HTTP statuses that mean a file does not exist."""
+SILENT_SHARE = 0.5
+"""Share of the outcome deadline for which a file is requested while a relay is silent: the rest is
+left to judge the batch."""
 
 
 async def read_rows(
@@ -181,6 +184,8 @@ class Examiner:
         self.version: PolicyVersion | None = None
         """The policy version that is loaded."""
         self._failing_since = failing_since
+        self._lacked_since: dict[Hash32, float] = {}
+        """By file, when the orchestrator and all relays first said that they lack it."""
         self.broken: dict[Hash32, PolicyBroken] = {}
         """Policies whose weights are not finite, by root."""
         self._root: Hash32 | None = None
@@ -263,21 +268,31 @@ class Examiner:
                 return finding
 
     async def file(self, name: Hash32) -> bytes | None:
-        """Return a submission's file; None once the orchestrator has lacked it for long enough, and
-        no other source has it.
-        """
+        """Return a submission's file; None once it is missing."""
         try:
             data = await self.context.from_any_source(
                 self.context.api.file(name), lambda other: other.file(name)
             )
         except ApiError as error:
-            since = self._failing_since.setdefault(name, self.context.clock())
-            waited_s = self.context.clock() - since
-            if error.status in _LASTINGLY_MISSING and waited_s >= self.context.file_patience_s:
+            if error.status in LACKING and self._is_missing(name):
                 return None
             raise
         self._failing_since.pop(name, None)
+        self._lacked_since.pop(name, None)
         return data
+
+    def _is_missing(self, name: Hash32) -> bool:
+        """Return whether a file that the orchestrator lacks was requested for long enough."""
+        context, now = self.context, self.context.clock()
+        others = context.other_sources
+        silent_s = None if others is None else others.silent_s(name)
+        waited_s = now - self._failing_since.setdefault(name, now)
+        if silent_s is None:
+            lacked_s = now - self._lacked_since.setdefault(name, now)
+            return lacked_s >= context.file_patience_s
+        # One relay that stays silent delays the first file so long, and later ones less.
+        is_long = max(silent_s, waited_s) >= SILENT_SHARE * context.windows.outcome_deadline_s
+        return is_long and waited_s >= context.file_patience_s
 
     async def _listed(self, version: PolicyVersion, root: Hash32) -> SetAside:
         """Return the list of a policy version, which need not be loaded."""

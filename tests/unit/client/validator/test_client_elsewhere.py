@@ -22,6 +22,7 @@ from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.errors import ApiError
 from muster.protocol.ids import Hash32, to_address
 from muster.protocol.merkle import batch_root
+from muster.protocol.messages import Reason, Verdict
 
 DATA = b"a file"
 SUBMISSION = make_submission(make_ticket(), [], file_hash=file_hash(DATA))
@@ -319,3 +320,82 @@ async def test_validator_judges_what_only_others_show(tmp_path: Path) -> None:
     bench.change(other_sources=elsewhere)
     assert await bench.judge(batch) == [ACCEPTED]
     bench.close()
+
+
+# A relay that is silent may have a file
+
+
+class Lost:
+    """A validator whose orchestrator lacks the file of its batch, and one relay."""
+
+    def __init__(self, folder: Path) -> None:
+        self.bench, self.internet = Bench(folder), Internet()
+        entry, _ = honest(make_ticket())
+        self.batch = self.bench.commit(1, [entry])
+        found = OtherSources(
+            RUN,
+            self.bench.view,
+            (RELAY,),
+            transport=self.internet,
+            clock=lambda: self.bench.seconds,
+        )
+        self.bench.change(other_sources=found)
+
+    async def is_missing_at(self, seconds: float, relay: int) -> bool:
+        """Whether the file counts as missing when the relay answers so."""
+        self.bench.seconds = seconds
+        self.internet.hosts["relay"] = says(b"", relay)
+        try:
+            judged = await self.bench.judge(self.batch)
+        except ApiError:
+            return False
+        assert judged == [(Verdict.REJECTED, Reason.FILE_UNAVAILABLE)]
+        return True
+
+
+async def test_a_file_is_missing_when_all_lack_it_for_the_patience(tmp_path: Path) -> None:
+    lost = Lost(tmp_path)
+    assert not await lost.is_missing_at(0, 404)
+    assert not await lost.is_missing_at(59, 410)
+    assert await lost.is_missing_at(60, 404)
+    lost.bench.close()
+
+
+async def test_a_file_is_awaited_while_a_relay_is_silent(tmp_path: Path) -> None:
+    lost = Lost(tmp_path)
+    assert not await lost.is_missing_at(0, 503)
+    assert not await lost.is_missing_at(61, 404)
+    assert not await lost.is_missing_at(120, 404)
+    assert await lost.is_missing_at(121, 404)
+    lost.bench.close()
+
+
+async def test_a_relay_that_stays_silent_is_awaited_for_half_of_the_deadline(
+    tmp_path: Path,
+) -> None:
+    lost = Lost(tmp_path)
+    for seconds in (0, 61, 399):
+        assert not await lost.is_missing_at(seconds, 503)
+    assert await lost.is_missing_at(400, 503)
+    lost.bench.close()
+
+
+async def test_a_slow_relay_gets_more_time_with_each_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE", replace(module.PATIENCE, source_s=0.1))
+
+    class Slow(Internet):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            await asyncio.sleep(0.3)
+            return await super().handle_async_request(request)
+
+    seconds = [0.0]
+    found = OtherSources(
+        RUN, world(), (RELAY,), transport=Slow(relay=says(DATA)), clock=lambda: seconds[0]
+    )
+    for seconds[0] in (0.0, 100.0):
+        with pytest.raises(ApiError, match="timed out"):
+            await found.file(file_hash(DATA))
+    seconds[0] = 200.0
+    assert await found.file(file_hash(DATA)) == DATA

@@ -241,6 +241,19 @@ async def test_missing_file_counts_as_missing_only_after_the_patience(bench: Ben
     assert await bench.judge(batch) == [(Verdict.REJECTED, Reason.FILE_UNAVAILABLE)]
 
 
+async def test_patience_begins_when_the_orchestrator_says_that_it_lacks_a_file(
+    bench: Bench,
+) -> None:
+    entry, _ = honest(make_ticket())
+    batch = bench.commit(1, [entry])
+    bench.orchestrator.fail("file", ApiError("busy", status=503, code="overloaded"))
+    for bench.seconds in (0, 61, 120):
+        with pytest.raises(ApiError):
+            await bench.loop.judge(batch)
+    bench.seconds = 121
+    assert await bench.judge(batch) == [(Verdict.REJECTED, Reason.FILE_UNAVAILABLE)]
+
+
 async def test_outage_never_makes_a_file_missing(bench: Bench) -> None:
     batch = bench.commit_honest(1, 0)
     bench.orchestrator.fail("file", *[UNREACHABLE] * 2)
