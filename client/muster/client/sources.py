@@ -14,7 +14,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -285,8 +285,10 @@ class Sources:
 
     # Writing to sources
 
-    async def deposit(self, data: bytes, entry: BatchEntry) -> dict[str, str]:
-        """Put a file and the proofs of its submission into every source's room.
+    async def deposit(
+        self, data: bytes, entry: BatchEntry, *, without: Collection[str] = ()
+    ) -> dict[str, str]:
+        """Put a file and the proofs of its submission into every source's room but some.
 
         Returns the reason of each refusal by URL. A room accepts only work with a bond on chain, so
         this comes after the transaction.
@@ -305,7 +307,8 @@ class Sources:
 
         async with asyncio.TaskGroup() as group:
             for url in self.urls:
-                group.create_task(give(url))
+                if url not in without:
+                    group.create_task(give(url))
         return refused
 
     # One request

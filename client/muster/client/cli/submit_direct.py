@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 MOST_STEPS = 3
 """Most steps in a row for one piece of work: take it out of a batch, call judges, void it."""
+ROOM_TRIES = 8
+"""How often work is offered to a room that refuses it: the room may not have read the chain yet."""
 ROOM_PAUSE_S = 2.0
 """Pause before a file is offered to a room again: it may not have read the block yet."""
 
@@ -293,8 +295,6 @@ async def _agree(duty: SilenceDuty, count: int, options: dict[str, Any]) -> None
 
 async def _carry_out(duty: SilenceDuty, read: Any, plan: _NextStep) -> list[str]:
     """Take the steps for a piece of work that are possible now; return the transactions."""
-    from muster.client.worker.silence import ROOM_TRIES
-
     transactions: list[str] = []
     batch, step = plan.batch, plan.step
     for _ in range(MOST_STEPS):
@@ -305,8 +305,9 @@ async def _carry_out(duty: SilenceDuty, read: Any, plan: _NextStep) -> list[str]
         at = await duty.chain.now()
         own = duty.own_batch(plan.signed)
         batch, step = duty.next_of(plan.signed, own, at, is_refused=True)
+    taken: set[str] = set()
     for _ in range(ROOM_TRIES):
-        if await duty.deposit(plan.signed):
+        if await duty.deposit(plan.signed, taken):
             break
         await asyncio.sleep(ROOM_PAUSE_S)
     return transactions

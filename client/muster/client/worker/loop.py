@@ -780,7 +780,8 @@ class WorkerLoop:
         """Note that a verdict of fraud was disputed or cannot be."""
         if silence.accused.get(slot) is not judged:
             return  # after a reorganisation it is accused in another batch
-        await asyncio.to_thread(self.context.journal.finish, judged.signed, Verdict.FRAUD.name)
+        if slot not in silence.claimed:  # rooms are offered its file first
+            await asyncio.to_thread(self.context.journal.finish, judged.signed, Verdict.FRAUD.name)
         silence.accepted.pop(slot, None)
         del silence.accused[slot]
 
@@ -793,7 +794,7 @@ class WorkerLoop:
                 logger.error("this machine finds its own work at fault, too: nothing is claimed")
                 return
             async with asyncio.timeout(CONTEST_S):
-                await silence.claim(accused.signed, accused.batch, accused.position)
+                await silence.claim(accused)
         except (ContractRevert, ConfigError) as error:
             where = f"{accused.batch.batch_id}:{accused.position}"
             hint = f"claim by hand: muster dispute open {where} --keystore FILE"

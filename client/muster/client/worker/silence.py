@@ -16,7 +16,7 @@ submission, and gas, are at risk; both belong to the node.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 
@@ -59,8 +59,8 @@ ASK_S, LONGEST_ASK_S = 2.0, 60.0
 """Shortest and longest pause in seconds between two queries for a submission's batch."""
 LOOK_UP_S = 5.0
 """Deadline in seconds for one round of queries."""
-ROOM_TRIES = 8
-"""How often work is offered to a room that refuses it: the room may not have read the chain yet."""
+LONGEST_OFFER_S = 60.0
+"""Longest pause in seconds between two offers of work to rooms that refused it."""
 HONEST = Ruling(Verdict.ACCEPTED, Reason.NONE)
 """The ruling that a worker claims for its own work."""
 _OVERTAKEN = OVERTAKEN | {
@@ -190,6 +190,20 @@ class Judged:
     """Its place in the batch."""
 
 
+@dataclass(slots=True)
+class _Offers:
+    """The offers of a piece of work to rooms."""
+
+    taken: set[str] = field(default_factory=set)
+    """URLs of the rooms that have it."""
+    is_over: bool = False
+    """Whether all rooms have it."""
+    pause_s: float = RETRY_S
+    """Pause in seconds after the next refusal."""
+    again_at: float = 0.0
+    """Clock time of the next offer."""
+
+
 @dataclass(frozen=True, slots=True)
 class _LastQuery:
     """The last query to the orchestrator about a submission."""
@@ -227,6 +241,8 @@ class SilenceDuty:
         """Work that the orchestrator refused, with its reason."""
         self.accused: dict[Slot, Judged] = {}
         """Work that was called fraud, until it is claimed or given up."""
+        self.claimed: dict[Slot, Judged] = {}
+        """Claimed work that rooms may not have yet; its case is open."""
         self.accepted: dict[Slot, Judged] = {}
         """Accepted work whose outcome may still change."""
         self._sources = named_sources(named)
@@ -235,7 +251,7 @@ class SilenceDuty:
         self._steps = Steps(clock, retry_s=RETRY_S, overtaken=_OVERTAKEN)
         self._asked: dict[Slot, _LastQuery] = {}
         self._returned = set[int]()
-        self._rooms: dict[Hash32, tuple[int, float]] = {}
+        self._offers: dict[Hash32, _Offers] = {}
         self._read_stream: list[StreamItem] | None = None
         self._read_for: Address | None = None
         self._read_count = 0
@@ -275,7 +291,8 @@ class SilenceDuty:
         """Return whether a batch on chain holds a submission, by a proof, its own commitment or a
         verdict.
         """
-        return self.batch_of(signed) is not None or signed.slot in self.accused
+        is_judged = signed.slot in self.accused or signed.slot in self.claimed
+        return is_judged or self.batch_of(signed) is not None
 
     def is_done(self) -> bool:
         """Return whether it has no bonds, no cases and no claims to make left."""
@@ -294,7 +311,8 @@ class SilenceDuty:
         """Take all steps that are possible now."""
         context, own = self.context, self.own_work
         unfinished = context.journal.unfinished().values()
-        waiting = [signed for signed in unfinished if signed.slot not in self.accused]
+        known = {*self.accused, *self.claimed}
+        waiting = [signed for signed in unfinished if signed.slot not in known]
         cases = [case for case in context.view.cases.values() if self._is_mine(case)]
         bonds = self.bonds()
         if not (waiting or cases or bonds or self.accepted):
@@ -551,10 +569,11 @@ class SilenceDuty:
             logger.info("bond returned", extra={"batch_id": batch.batch_id})
         self._returned.add(batch.batch_id)
 
-    async def claim(self, signed: SignedSubmission, batch: BatchView, position: int) -> bool:
-        """Dispute a verdict of fraud before the network's jurors, and show them the file; returns
-        whether a claim exists. Raises MusterError when that is not possible.
+    async def claim(self, judged: Judged) -> None:
+        """Dispute a verdict of fraud before the network's jurors; `fill_rooms` shows them the file.
+        Raises MusterError when that is not possible.
         """
+        signed, batch, position = judged.signed, judged.batch, judged.position
         context, proof = self.context, batch.prove(position)
         record = (batch.records or ())[position]
         case = context.view.cases.get(record.leaf(batch.batch_id, position))
@@ -568,35 +587,46 @@ class SilenceDuty:
             work = CommittedWork(signed.submission, context.sign(signed.submission), siblings)
             await claim(self.chain, proof, work, HONEST, self._sources, key=context.key)
             logger.warning("claimed before jurors that the work is honest", extra=_about(signed))
-        for _ in range(ROOM_TRIES):
-            if await self.deposit(signed):
-                break
-            await asyncio.sleep(max(context.poll_s, 1.0))
-        return True
+        self.claimed[signed.slot] = judged
 
     # Rooms
 
     async def fill_rooms(self) -> None:
-        """Offer file and proofs of all directly committed work, until every room has them or has
-        refused them often enough.
+        """Offer file and proofs to every room until it has them: those of directly committed work
+        until it is judged or void, those of claimed work until its case is closed.
         """
         context = self.context
         own = self.own_work
         for signed in list(context.journal.unfinished().values()):
-            leaf = signed.submission.leaf()
-            tries, not_before = self._rooms.get(leaf, (0, 0.0))
-            batch = own.get(leaf)
-            if batch is None or batch.is_void or batch.status is BatchStatus.JUDGED:
-                continue
-            if tries >= ROOM_TRIES or self._clock() < not_before:
-                continue
-            done = await self.deposit(signed)
-            pause = min(RETRY_S * 2**tries, 60.0)
-            self._rooms[leaf] = (ROOM_TRIES if done else tries + 1, self._clock() + pause)
+            batch = own.get(signed.submission.leaf())
+            if batch and not batch.is_void and batch.status is not BatchStatus.JUDGED:
+                await self._offer(signed)
+        for slot, judged in list(self.claimed.items()):
+            if self._is_closed(judged) or await self._offer(judged.signed):
+                await asyncio.to_thread(context.journal.finish, judged.signed, Verdict.FRAUD.name)
+                del self.claimed[slot]
 
-    async def deposit(self, signed: SignedSubmission) -> bool:
-        """Upload file and proofs to all rooms; return whether none refused them, and whether there
-        is a room at all if relays are known.
+    def _is_closed(self, judged: Judged) -> bool:
+        record = (judged.batch.records or ())[judged.position]
+        leaf = record.leaf(judged.batch.batch_id, judged.position)
+        case = self.context.view.cases.get(leaf)
+        return case is not None and case.closed
+
+    async def _offer(self, signed: SignedSubmission) -> bool:
+        """Offer work to the rooms that do not have it, unless they refused it just now; return
+        whether all have it.
+        """
+        # A room may not have read the chain yet, be full, or be away for a while.
+        offers = self._offers.setdefault(signed.submission.leaf(), _Offers())
+        if not offers.is_over and self._clock() >= offers.again_at:
+            offers.is_over = await self.deposit(signed, offers.taken)
+            offers.again_at = self._clock() + offers.pause_s
+            offers.pause_s = min(2 * offers.pause_s, LONGEST_OFFER_S)
+        return offers.is_over
+
+    async def deposit(self, signed: SignedSubmission, taken: set[str]) -> bool:
+        """Upload file and proofs to all rooms but those in `taken`, which grows; return whether
+        none refused them, and whether there is a room at all if relays are known.
         """
         context = self.context
         data = await asyncio.to_thread(context.journal.data, signed)
@@ -604,7 +634,7 @@ class SilenceDuty:
             return True
         entry = entry_of(self.work(signed), signed.ticket.deadline)
         async with await self._open_rooms() as rooms:
-            refused = await rooms.deposit(data, entry)
+            refused = await rooms.deposit(data, entry, without=taken)
         if not rooms.urls and rooms.unasked:
             self._steps.report(
                 context.run_id,
@@ -616,7 +646,9 @@ class SilenceDuty:
             return False
         for url, why in refused.items():
             self._steps.report((signed.slot, url), "a relay does not take the file", why=why)
-        if len(refused) < len(rooms.urls):
+        new = set(rooms.urls) - refused.keys() - taken
+        taken |= new
+        if new:
             logger.info("file and proofs are in rooms of relays", extra=_about(signed))
         return not refused
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,7 +47,7 @@ from muster.client.worker.silence import (
     KEEP_S,
     PATIENCE_S,
     RETRY_S,
-    ROOM_TRIES,
+    Judged,
     SilenceDuty,
     SilenceStep,
     Times,
@@ -261,8 +261,10 @@ class Rooms:
 
     async def __aexit__(self, *_: object) -> None: ...
 
-    async def deposit(self, data: bytes, entry: BatchEntry) -> dict[str, str]:
-        if not self.urls:
+    async def deposit(
+        self, data: bytes, entry: BatchEntry, *, without: Collection[str]
+    ) -> dict[str, str]:
+        if not set(self.urls) - set(without):
             return {}
         self.given.append((data, entry))
         self.refusals -= 1
@@ -568,14 +570,37 @@ async def test_rooms_are_offered_the_work_until_they_take_it(desk: Silenced) -> 
     assert (entry.ticket, entry.ticket_signature) == (TICKET, SIGNED.ticket_signature)
 
 
-async def test_room_that_never_takes_it_is_left_in_peace(desk: Silenced) -> None:
+async def test_a_room_that_refuses_for_long_is_offered_the_work_once_a_minute(
+    desk: Silenced,
+) -> None:
     desk.sign()
     desk.view.batches[4] = own()
-    desk.rooms.refusals = 100
-    for _ in range(2 * ROOM_TRIES):
+    desk.rooms.refusals = 1000
+    started = desk.seconds
+    while desk.seconds < started + 600:
         await desk.duty.fill_rooms()
-        desk.seconds += 60
-    assert len(desk.rooms.given) == ROOM_TRIES
+        desk.seconds += 1
+    assert len(desk.rooms.given) == 4 + 9  # at 0, 5, 15, 35, 75 s, then each minute
+    desk.rooms.refusals = 0
+    for _ in range(120):
+        desk.seconds += 1
+        await desk.duty.fill_rooms()
+    assert len(desk.rooms.given) == 14
+    desk.rooms.refusals = 1000
+    desk.view.batches[4] = own(status=BatchStatus.JUDGED)
+    desk.duty._offers.clear()
+    await desk.duty.fill_rooms()
+    assert len(desk.rooms.given) == 14
+
+
+async def test_a_room_that_has_the_work_is_not_offered_it_again(desk: Silenced) -> None:
+    taken = {desk.rooms.urls[0]}
+    assert await desk.duty.deposit(desk.sign(), taken)
+    assert not desk.rooms.given
+    taken.clear()
+    assert await desk.duty.deposit(desk.sign(), taken)
+    assert len(desk.rooms.given) == 1
+    assert taken == {desk.rooms.urls[0]}
 
 
 async def test_work_waits_for_a_room_and_says_once_that_there_is_none(
@@ -600,7 +625,7 @@ async def test_work_of_a_run_without_relays_waits_for_no_room(
     desk: Silenced, caplog: pytest.LogCaptureFixture
 ) -> None:
     desk.rooms.urls = ()
-    assert await desk.duty.deposit(desk.sign())
+    assert await desk.duty.deposit(desk.sign(), set())
     assert not [r for r in caplog.records if "no relay can be given" in r.getMessage()]
 
 
@@ -1032,6 +1057,7 @@ async def test_honest_work_that_is_called_fraud_is_claimed_and_fraud_is_not(
     desk = Silenced(tmp_path, loop_class)
     submission, data = await desk.call_fraud(Reason.WRONG_REWARD)
     await desk.loop.settle()
+    await desk.duty.fill_rooms()
     assert len(made) == len(desk.rooms.given) == claims
     for proof, entry, ruling, _ in made:
         assert (proof.position, entry.submission) == (0, submission)
@@ -1109,9 +1135,47 @@ async def test_an_outage_only_delays_the_claim_for_honest_work(
     with pytest.raises(MusterError, match="banned"):
         await leaving
     assert len(made) == 1
+    await desk.duty.fill_rooms()
     assert not desk.journal.unfinished()
     assert desk.duty.is_done()
     assert desk.loop.refused == 1
+
+
+async def test_a_claims_file_is_offered_to_a_room_that_refuses_it_for_long(
+    desk: Silenced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note_claims(monkeypatch)
+    desk.rooms.refusals = 1000
+    _, data = await desk.call_fraud()
+    await desk.loop.settle()
+    assert not desk.duty.accused
+    for _ in range(600):
+        await desk.duty.fill_rooms()
+        desk.seconds += 1
+    assert desk.journal.unfinished()  # a restart would claim it, and offer it, again
+    assert await desk.at(LATE) == []
+    desk.rooms.refusals = 0
+    desk.seconds += 60
+    await desk.duty.fill_rooms()
+    assert desk.rooms.given[-1][0] == data
+    assert not desk.journal.unfinished()
+    assert not desk.duty.claimed
+
+
+async def test_a_claims_file_is_offered_until_its_case_is_closed(
+    desk: Silenced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note_claims(monkeypatch)
+    desk.rooms.refusals = 1000
+    await desk.call_fraud()
+    await desk.loop.settle()
+    await desk.duty.fill_rooms()
+    [judged] = desk.duty.claimed.values()
+    case: Any = SimpleNamespace(closed=True)
+    desk.view.cases[judged.batch.records[0].leaf(3, 0)] = case  # type: ignore[index]
+    await desk.duty.fill_rooms()
+    assert len(desk.rooms.given) == 1
+    assert not desk.journal.unfinished()
 
 
 @pytest.mark.parametrize("others", ["show no policy", "are silent"])
@@ -1163,6 +1227,8 @@ async def test_claim_that_somebody_made_is_not_made_again(desk: Silenced) -> Non
     batch = make_batch(3, [SIGNED.submission], [record])
     made = SimpleNamespace(claims=[SimpleNamespace(ruling=int(Verdict.ACCEPTED) << 8)])
     desk.view.cases[record.leaf(3, 0)] = made
-    assert await desk.duty.claim(signed, batch, 0)
+    await desk.duty.claim(Judged(signed, batch, 0))
+    made.closed = False
+    await desk.duty.fill_rooms()
     assert desk.chain.allowed == 0
     assert len(desk.rooms.given) == 1
