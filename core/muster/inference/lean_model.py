@@ -41,9 +41,6 @@ BLOCK_ROWS = 1 << 10
 DEVICE_BLOCK_ROWS = 1 << 14
 """The same on an accelerator."""
 
-_ROPES = frozenset({"default", "linear", "llama3", "yarn"})
-"""Rotary embeddings whose angles do not depend on the length of what is computed."""
-
 Attend = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
 """Called with a layer's number, queries [N, heads, E], and keys followed by values [N, 2K, E];
 returns the output of attention, [N, heads * E]."""
@@ -310,14 +307,7 @@ def reason_against(model: Any) -> str | None:
         return f"layers of kinds {', '.join(sorted(set(kinds)))}"
     if getattr(config, "use_bidirectional_attention", False):
         return "attention looks ahead"
-    if unknown := _rope_types(getattr(config, "rope_parameters", None) or {}, kinds) - _ROPES:
-        return f"rotary embeddings of type {', '.join(sorted(unknown))}"
     return None
-
-
-def _rope_types(parameters: Any, kinds: list[str]) -> set[str]:
-    by_kind = [parameters[kind] for kind in kinds if kind in parameters]
-    return {each.get("rope_type", "default") for each in by_kind or [parameters]}
 
 
 def _lay_out(layer: Any, kind: int) -> _Layer:

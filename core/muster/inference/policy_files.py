@@ -40,6 +40,9 @@ _OTHER_READING = re.compile(
 """Files from which peft, mistral-common or vLLM would load another model or tokenizer than programs
 without them."""
 
+_FIXED_ROPES = frozenset({"default", "linear", "llama3", "yarn", "proportional"})
+"""Types of rotary embeddings whose angles depend on the position alone."""
+
 
 @dataclass(slots=True)
 class LoadedPolicy:
@@ -186,10 +189,32 @@ def _require_complete(folder: Path, report: Mapping[str, Any]) -> None:
 
 
 def require_supported(model: Any) -> None:
-    """Raise EngineError unless a model's head can compute some positions only."""
+    """Raise EngineError unless a model's head can compute some positions only, and its positions
+    are fixed.
+    """
     accepts = inspect.signature(model.forward).parameters
     if model.get_output_embeddings() is None or "logits_to_keep" not in accepts:
         raise EngineError(f"{type(model).__name__} is not a causal language model with a head")
+    require_fixed_positions(model.config)
+
+
+def require_fixed_positions(config: Any) -> None:
+    """Raise EngineError for rotary embeddings whose angles depend on the length of the call:
+    decoding, examining and training of the same tokens would differ, and honest work look forged.
+
+    `config` is as transformers describes it.
+    """
+    found = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    # Models with several kinds of layers have parameters for each kind.
+    kinds = [each for each in found.values() if isinstance(each, dict)] or [found]
+    types = {each.get("rope_type") or "default" for each in kinds}
+    if unknown := sorted(types - _FIXED_ROPES):
+        raise EngineError(
+            f"{config.model_type} has rotary embeddings of type {', '.join(unknown)}, whose angles "
+            "depend on how many tokens are computed at once",
+            hint="use a model whose rope_type in config.json is one of "
+            f"{', '.join(sorted(_FIXED_ROPES))}",
+        )
 
 
 def keep_caps(model: Any) -> None:

@@ -10,10 +10,12 @@ from inference_policy import CHARACTERS, EOS, PAD, make_tokenizer
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
+    Gemma3TextConfig,
     GPT2Config,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    Phi3Config,
     PretrainedConfig,
     Qwen2MoeConfig,
 )
@@ -21,6 +23,7 @@ from transformers import (
 from muster.inference.engine import Request, Sample
 from muster.inference.sampling import gumbel_noise
 from muster.inference.transformers_engine import TransformersEngine
+from muster.protocol.errors import EngineError
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import ProofRecipe
 
@@ -57,6 +60,38 @@ CONFIGURATIONS = {
         pad_token_id=PAD,
     ),
 }
+
+
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0] * 8,
+    "original_max_position_embeddings": 16,
+}
+BY_LENGTH = {
+    "dynamic": LlamaConfig(**COMMON, rope_parameters=DYNAMIC),
+    "longrope": Phi3Config(**COMMON, rope_parameters=LONGROPE),
+    "in some layers": Gemma3TextConfig(
+        **COMMON,
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": DYNAMIC,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BY_LENGTH)
+def test_positions_that_depend_on_the_length_are_refused(name: str, tmp_path: Path) -> None:
+    AutoModelForCausalLM.from_config(BY_LENGTH[name]).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    model, rope = BY_LENGTH[name].model_type, {"longrope": "longrope"}.get(name, "dynamic")
+    with pytest.raises(EngineError, match=f"{model} has rotary embeddings of type {rope}") as found:
+        engine_on(tmp_path)
+    assert "default, linear, llama3, proportional, yarn" in str(found.value.hint)
 
 
 @pytest.fixture(params=CONFIGURATIONS)

@@ -106,9 +106,6 @@ UNKNOWN = {
         max_position_embeddings=64,
     ),
     "another way to see": Gemma3TextConfig(**COMMON, head_dim=8, use_bidirectional_attention=True),
-    "positions by length": LlamaConfig(
-        **COMMON, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-    ),
 }
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from transformers import LlamaConfig
 
 from muster.inference.vllm import launcher
 from muster.inference.vllm.launcher import (
@@ -154,6 +155,18 @@ def test_process_imports_only_what_its_environment_has() -> None:
 
 def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_vllm_refuses_positions_that_depend_on_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    vllm, platforms = ModuleType("vllm"), ModuleType("vllm.platforms")
+    vllm.ModelRegistry = SimpleNamespace(get_supported_archs=lambda: ["A"])  # type: ignore[attr-defined]
+    platforms.current_platform = SimpleNamespace(is_cpu=lambda: False)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
+    dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    config = LlamaConfig(architectures=["A"], rope_parameters=dynamic)
+    with pytest.raises(EngineError, match="llama has rotary embeddings of type dynamic"):
+        _require_runs_here(config, Options("bfloat16", "cuda", None, None, 1, 1, None, 1))
 
 
 @pytest.mark.parametrize(("is_cpu", "device", "right"), [(0, "cpu", "cuda"), (1, "cuda", "cpu")])

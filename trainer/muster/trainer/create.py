@@ -199,7 +199,12 @@ async def _require_tokens(plan: RunPlan, chain: Chain, owner: Address) -> None:
 def model_files(folder: Path) -> dict[str, Path]:
     """Return the files of a base model; raises StorageError or EngineError when workers could not
     load them, or not all alike."""
-    from muster.inference.policy_files import require_one_reading
+    from muster.inference.policy_files import (
+        as_engine_error,
+        read_config,
+        require_fixed_positions,
+        require_one_reading,
+    )
 
     files = policy_files(folder)
     if TOKENIZER_FILE not in files:
@@ -208,6 +213,8 @@ def model_files(folder: Path) -> dict[str, Path]:
             hint="add the model's tokenizer: tokenizer.save_pretrained(folder) writes it",
         )
     require_one_reading(folder)
+    with as_engine_error(f"policy folder {folder} does not load"):
+        require_fixed_positions(read_config(folder))
     return files
 
 

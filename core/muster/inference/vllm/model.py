@@ -24,6 +24,7 @@ from muster.inference.policy_files import (
     fingerprint,
     read_config,
     read_tokenizer,
+    require_fixed_positions,
 )
 from muster.inference.prompts import decode_completion, encode_prompt
 from muster.inference.turns import Turn
@@ -309,7 +310,9 @@ def _open(folder: Path, config: Any, options: Options) -> Any:
 
 
 def _require_runs_here(config: Any, options: Options) -> None:
-    """Raise EngineError for limits that vLLM would report only in the middle of a batch."""
+    """Raise EngineError for a model that other engines refuse, and for limits that vLLM would
+    report only in the middle of a batch.
+    """
     from vllm import ModelRegistry
     from vllm.platforms import current_platform
 
@@ -329,6 +332,7 @@ def _require_runs_here(config: Any, options: Options) -> None:
             f"vLLM knows no architecture {', '.join(architectures) or '(none named)'}",
             hint="--engine transformers runs any Hugging Face causal language model",
         )
+    require_fixed_positions(config)
     if options.device == "cpu":
         _require_head_size(_head_size(config.get_text_config()))
 

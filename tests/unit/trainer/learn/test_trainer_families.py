@@ -20,7 +20,8 @@ from transformers import (
 )
 from worlds.tiny_shapes import COMMON, GEMMA
 
-from muster.protocol.errors import ConfigError
+from muster.protocol.errors import ConfigError, EngineError
+from muster.trainer.create import model_files
 from muster.trainer.learn.learner import Learner
 from muster.trainer.learn.memory_plan import MemoryChoices, Planner
 from muster.trainer.learn.packing import TrainingSample
@@ -97,6 +98,19 @@ def test_experts_are_refused_by_name(tmp_path: Path) -> None:
     AutoModelForCausalLM.from_config(EXPERTS).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="qwen3_moe is a mixture of 4 experts"):
         Learner(tmp_path, make_recipe(), published=lambda _: None)
+
+
+def test_positions_that_depend_on_the_length_are_refused(tmp_path: Path) -> None:
+    dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    config = LlamaConfig(**COMMON, rope_parameters=dynamic)
+    with pytest.raises(EngineError, match="llama has rotary embeddings of type dynamic"):
+        Planner(config, make_recipe(), MemoryChoices())
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(EngineError, match="of type dynamic"):
+        Learner(tmp_path, make_recipe(), published=lambda _: None)
+    (tmp_path / "tokenizer.json").touch()
+    with pytest.raises(EngineError, match="of type dynamic"):
+        model_files(tmp_path)
 
 
 def test_experts_are_refused_before_anything_is_planned() -> None:

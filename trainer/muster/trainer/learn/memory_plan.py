@@ -27,6 +27,7 @@ import psutil
 import torch
 from transformers import AutoConfig
 
+from muster.inference.policy_files import require_fixed_positions
 from muster.lifecycle import available_memory_bytes
 from muster.protocol.errors import ConfigError
 from muster.protocol.recipe import AdapterRecipe, Recipe
@@ -229,10 +230,12 @@ class Planner:
         rehearsal: Rehearsal | None = None,
     ) -> None:
         """`config` is the architecture, as transformers describes it; `rehearsal` may come from
-        another plan of the same model. Raises ConfigError for a mixture of experts, for ranks that
+        another plan of the same model. Raises EngineError for positions that depend on the length,
+        ConfigError for a mixture of experts, for ranks that
         do not divide into groups, for ranks of a site, and for recompute `host` on a CPU.
         """
         require_dense(config)
+        require_fixed_positions(config)
         require_groups(choices.ranks, choices.context_ranks)
         if choices.sites > 1 and choices.ranks > 1:
             raise ConfigError(

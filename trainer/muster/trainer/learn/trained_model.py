@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from muster.inference.policy_files import keep_caps
+from muster.inference.policy_files import keep_caps, require_fixed_positions
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import Recipe
@@ -333,7 +333,9 @@ class TrainedModel(ABC, Generic[RecipeType, StepType]):
 def _load(model: Path | Blueprint, device: torch.device) -> Any:
     if isinstance(model, Blueprint):
         return empty_model(model.config)
-    require_dense(AutoConfig.from_pretrained(model))
+    config = AutoConfig.from_pretrained(model)
+    require_dense(config)
+    require_fixed_positions(config)
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     keep_caps(loaded)
     return loaded.to(device)
