@@ -126,7 +126,7 @@ def test_missing_extra_is_named(base: Installed) -> None:
         error, hint = done.stderr.splitlines()[-2:]
         assert (done.returncode, error.startswith("error: ")) == (1, True), done.stderr
         assert module in error
-        assert hint.startswith(f"hint: pip install 'muster-rl[{extra}]'")
+        assert hint.startswith(f"hint: install the extra `{extra}`")
 
 
 def test_demo_without_node_names_it(complete: Installed) -> None:

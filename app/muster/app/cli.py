@@ -25,6 +25,7 @@ from muster.protocol.errors import (
     RpcError,
     StorageFailed,
     TransactionLost,
+    install_hint,
     is_disk_failure,
 )
 
@@ -286,7 +287,7 @@ def main(command: click.Command | None = None) -> None:
             )
         if error.name is None or error.name.split(".")[0] == "muster":
             _crash()
-        _fail(f"{error.name} is not installed", f"pip install 'muster-rl[{extra_of(error.name)}]'")
+        _fail(f"{error.name} is not installed", install_hint(extra_of(error.name)))
     except OSError as error:
         shown = f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
         _fail(shown, _os_hint(error), LATER if is_disk_failure(error) else REFUSED)

@@ -28,7 +28,7 @@ from muster.chain import (
 from muster.chain.rpc import from_hex
 from muster.client.quantities import format_coins
 from muster.protocol.encoding import hex0x, keccak
-from muster.protocol.errors import ConfigError, RpcError
+from muster.protocol.errors import ConfigError, RpcError, install_hint
 from muster.protocol.ids import Address, RunId
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ def require_software(recipe: Recipe, version: str) -> None:
     if _numbers(version) < _numbers(recipe.min_software):
         raise ConfigError(
             f"this is {PACKAGE} {version}, the run asks for {recipe.min_software} or newer",
-            hint=f"pip install --upgrade {PACKAGE}, then start again",
+            hint="install a newer release (docs/guides/install.md), then start again",
         )
 
 
@@ -280,7 +280,7 @@ def require_pinned_engine(requirements: list[str] | None = None) -> None:
         if found.split("+")[0] != pinned:
             raise ConfigError(
                 f"{name} {found} is installed, limits are measured with {pinned}",
-                hint="pip install 'muster-rl[model]' brings the pinned versions",
+                hint=f"{install_hint('model')}; it brings the pinned versions",
             )
 
 

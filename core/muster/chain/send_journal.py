@@ -423,7 +423,7 @@ class PostgresStore:
     All statements use one connection, which holds an advisory lock while it is open: the process
     with the lock is the sender. When the server loses the connection it gives the lock to another
     process. From then on this store refuses everything, so that nothing is sent that the successor
-    cannot see. Needs `pip install muster-rl[postgres]`.
+    cannot see. Needs the extra `postgres`.
     """
 
     def __init__(self, connection: Connection[tuple[Any, ...]]) -> None:

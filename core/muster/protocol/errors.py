@@ -45,6 +45,13 @@ class MusterError(Exception):
         self.hint = hint
 
 
+def install_hint(extra: str) -> str:
+    """Return how to get what an extra brings. It names no package of an index: whoever had
+    registered the name there would run code beside the user's keys.
+    """
+    return f"install the extra `{extra}`: docs/guides/install.md"
+
+
 class ConfigError(MusterError, ValueError):
     """A setting, file or argument that the user can mend."""
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.protocol.encoding import canonical_json
-from muster.protocol.errors import EncodingError, TaskError
+from muster.protocol.errors import EncodingError, TaskError, install_hint
 from muster.tasks.math.engine import EngineTask, EngineUnavailable, shared_engine
 from muster.tasks.problem import Problem
 from muster.tasks.verifier import Grade, Graded, Undecided, Verifier
@@ -382,6 +382,6 @@ def _library() -> Any:
         import reasoning_gym
     except ImportError as error:
         raise _NotInstalled(
-            "reasoning-gym is not installed", hint="pip install 'muster-rl[reasoning-gym]'"
+            "reasoning-gym is not installed", hint=install_hint("reasoning-gym")
         ) from error
     return reasoning_gym

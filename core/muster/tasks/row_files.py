@@ -18,7 +18,7 @@ from typing import Any
 from muster.lifecycle import environment_without_secrets
 from muster.lifecycle.files import whole_file
 from muster.protocol.encoding import canonical_json
-from muster.protocol.errors import ConfigError
+from muster.protocol.errors import ConfigError, install_hint
 from muster.tasks.problem import Problem
 from muster.tasks.task_set import TaskSet
 
@@ -149,7 +149,7 @@ def hub_rows(name: str, split: str) -> Iterator[Any]:
 
 
 def _no_datasets() -> ConfigError:
-    return ConfigError("`datasets` is not installed", hint="pip install 'muster-rl[datasets]'")
+    return ConfigError("`datasets` is not installed", hint=install_hint("datasets"))
 
 
 GROUP_ROWS = 4096

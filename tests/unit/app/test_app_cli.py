@@ -133,7 +133,8 @@ def _raise(error: BaseException) -> click.Command:
         ),
         (
             ModuleNotFoundError("x", name="torch"),
-            "error: torch is not installed\nhint: pip install 'muster-rl[model]'\n",
+            "error: torch is not installed\n"
+            "hint: install the extra `model`: docs/guides/install.md\n",
         ),
         (
             OSError(28, "No space left on device", "runs/x"),

@@ -1,6 +1,8 @@
 """A run's requirements for software: versions, calibrated engines, pinned libraries."""
 
+import tomllib
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -45,7 +47,12 @@ def test_software_as_new_as_the_pinned_is_taken(pinned: str, version: str) -> No
 def test_older_software_is_refused_with_the_way_to_upgrade(pinned: str, version: str) -> None:
     with pytest.raises(ConfigError, match=f"asks for {pinned} or newer") as caught:
         preflight.require_software(pinning(pinned), version)
-    assert "pip install --upgrade muster-rl" in (caught.value.hint or "")
+    assert "install a newer release" in (caught.value.hint or "")
+
+
+def test_this_tree_takes_part_where_its_release_is_asked_for() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    preflight.require_software(pinning("0.2.0"), project["version"])
 
 
 @pytest.mark.parametrize("pinned", ["1.x", "v1", "1..2", "1.2.3.4.5", "1" * 9, "-1"])

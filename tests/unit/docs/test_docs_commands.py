@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import tomllib
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -85,6 +86,29 @@ def test_a_documented_make_target_exists(page: str, line: str) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     words = shlex.split(line.split("#")[0])[1:]
     assert {w for w in words if "=" not in w} <= targets, f"{page}: {line}"
+
+
+INDEX_NAME = re.compile(r"(?:pip install|dependencies =|hint).*muster-rl")
+"""Words that have somebody install the package of an index, where anybody may own the name."""
+SHOWN = [ROOT / "CHANGELOG.md", *PAGES, *sorted((ROOT / "examples").rglob("*.*"))]
+
+
+def test_nobody_is_told_to_install_a_package_of_the_index() -> None:
+    code = [path for part in PARTS for path in (ROOT / part / "muster").rglob("*.py")]
+    told = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in [*SHOWN, *code]
+        if path.suffix in (".py", ".md", ".toml", ".ipynb")
+        for line in path.read_text().splitlines()
+        if INDEX_NAME.search(line)
+    ]
+    assert told == []
+
+
+def test_the_wheel_to_install_is_this_trees() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    page = (ROOT / "docs/guides/install.md").read_text()
+    assert set(re.findall(r"muster_rl-([0-9][^-]*)-", page)) == {version}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -277,7 +277,7 @@ def test_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for rows in (read_rows(tmp_path), row_files.hub_rows("x", "train")):
         with pytest.raises(ConfigError, match="not installed") as caught:
             list(rows)
-        assert "muster-rl[datasets]" in (caught.value.hint or "")
+        assert "extra `datasets`" in (caught.value.hint or "")
 
 
 # ------------------------------------------------------------------------------------- parquet

@@ -24,7 +24,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from muster.app.demo.keys import CHEATS, PASSWORD
-from muster.protocol.errors import ConfigError, StorageError
+from muster.protocol.errors import ConfigError, StorageError, install_hint
 from muster.settings import DEPLOYMENTS
 from muster.settings.flags import FOLDER, RECIPE
 
@@ -138,7 +138,7 @@ def demo(cheat: tuple[str, ...], as_json: bool, **options: Any) -> None:
         if find_spec(module) is None:
             raise ConfigError(
                 f"{module} is not installed",
-                hint="pip install 'muster-rl[demo]' installs all that the demo needs",
+                hint=install_hint("demo"),
             )
     fetch_anvil(lambda text: click.echo(text, err=True))
     chosen = DemoOptions(cheats=cheat, **options)

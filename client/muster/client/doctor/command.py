@@ -28,7 +28,7 @@ from muster.client.cli.options import (
 )
 from muster.client.cli.printing import print_json, printable
 from muster.client.doctor import Line, State, failed, is_fit, skipped, to_json
-from muster.protocol.errors import ConfigError, MusterError
+from muster.protocol.errors import ConfigError, MusterError, install_hint
 from muster.protocol.ids import Address, to_address
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ async def _examine_proof(
             async for line in _examine_device(there, engines, run, rules, folder, load):
                 yield replace(line, name=f"{line.name} {device}") if asked.devices else line
     except ModuleNotFoundError as error:
-        advice = "pip install 'muster-rl[model]'"
+        advice = install_hint("model")
         yield Line("proof", "self-proof", State.FAIL, f"{error.name} is not installed", advice)
     except (MusterError, RuntimeError, OSError) as error:
         # torch raises RuntimeError when a GPU runs out of memory or a driver fails.

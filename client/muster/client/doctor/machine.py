@@ -16,7 +16,7 @@ from muster.client.doctor import Line, State
 from muster.client.hardware import NoDriverError, find_gpu, list_gpus
 from muster.client.quantities import format_size
 from muster.lifecycle import available_memory_bytes, total_memory_bytes, usable_cores
-from muster.protocol.errors import EngineError
+from muster.protocol.errors import EngineError, install_hint
 
 if TYPE_CHECKING:
     from muster.client.doctor.command import Examination
@@ -96,7 +96,7 @@ def _gpus(device: str) -> Iterator[Line]:
         found = list_gpus()
     except ImportError:
         state = State.WARN if wanted else State.SKIP
-        yield Line(SECTION, "gpu", state, "not asked", "pip install 'muster-rl[gpu]' asks NVML")
+        yield Line(SECTION, "gpu", state, "not asked", install_hint("gpu"))
         return
     except NoDriverError as error:
         state = State.FAIL if wanted else State.SKIP
@@ -117,7 +117,7 @@ def _engine() -> Line:
             missing.append(package)
     if missing:
         figure = f"{', '.join(missing)} missing"
-        return Line("software", "engine", State.FAIL, figure, "pip install 'muster-rl[model]'")
+        return Line("software", "engine", State.FAIL, figure, install_hint("model"))
     return Line("software", "engine", State.OK, f"transformers: {', '.join(found)}")
 
 

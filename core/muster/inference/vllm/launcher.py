@@ -30,7 +30,7 @@ from muster.inference.vllm.frames import (
     ChannelSilent,
     Frame,
 )
-from muster.protocol.errors import EngineError, ProofError
+from muster.protocol.errors import EngineError, ProofError, install_hint
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def find_python(environ: Mapping[str, str] = os.environ) -> Path:
         return Path(sys.executable)
     raise EngineError(
         "vLLM is not installed",
-        hint="run make vllm in the checkout (CPU), or pip install 'muster-rl[vllm]' (GPU), or set "
+        hint=f"CPU: run make vllm in the checkout. GPU: {install_hint('vllm')}. Or set "
         f"{PYTHON_VARIABLE} to the Python of an environment that has it",
     )
 

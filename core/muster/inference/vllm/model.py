@@ -29,7 +29,7 @@ from muster.inference.policy_files import (
 from muster.inference.prompts import decode_completion, encode_prompt
 from muster.inference.turns import Turn
 from muster.inference.vllm.frames import PolicyShape, Tokens
-from muster.protocol.errors import EngineError
+from muster.protocol.errors import EngineError, install_hint
 from muster.protocol.prompts import Prompt
 from muster.protocol.recipe import ProofRecipe
 
@@ -318,7 +318,7 @@ def _require_runs_here(config: Any, options: Options) -> None:
 
     if current_platform.is_cpu() != (options.device == "cpu"):
         built, device, other = (
-            ("the CPU", "cpu", "for a GPU `pip install 'muster-rl[vllm]'`")
+            ("the CPU", "cpu", f"for a GPU {install_hint('vllm')}")
             if current_platform.is_cpu()
             else ("GPUs", "cuda", "for the CPU `make vllm`")
         )

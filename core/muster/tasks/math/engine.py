@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 from muster.lifecycle import usable_cores
+from muster.protocol.errors import install_hint
 from muster.tasks.children import Child, ChildSilent
 
 CPU_S = 1.0
@@ -70,8 +71,7 @@ def _start(work: EngineTask) -> Child:
         said = _receive(child, time.monotonic() + START_S)
         if not said["ready"]:
             raise EngineUnavailable(
-                f"{work.library} cannot be loaded ({said['reason']}): "
-                f"pip install 'muster-rl[{work.extra}]'"
+                f"{work.library} cannot be loaded ({said['reason']}): {install_hint(work.extra)}"
             )
     except EngineUnavailable:
         child.close()

@@ -19,7 +19,7 @@ from muster.orchestrator.db.query import (
     failure,
     plain,
 )
-from muster.protocol.errors import ConfigError, StorageError
+from muster.protocol.errors import ConfigError, StorageError, install_hint
 
 if TYPE_CHECKING:
     import psycopg
@@ -48,7 +48,7 @@ class PostgresDatabase:
             from psycopg.conninfo import conninfo_to_dict
         except ModuleNotFoundError as error:
             raise ConfigError(
-                "PostgreSQL needs its driver", hint="pip install 'muster-rl[postgres]'"
+                "PostgreSQL needs its driver", hint=install_hint("postgres")
             ) from error
         try:
             conninfo_to_dict(url)

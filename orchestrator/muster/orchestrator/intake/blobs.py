@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from muster.lifecycle import sync_path
-from muster.protocol.errors import ConfigError, StorageFailed
+from muster.protocol.errors import ConfigError, StorageFailed, install_hint
 
 if TYPE_CHECKING:
     from obstore.store import S3Store
@@ -222,7 +222,7 @@ def _connect(url: str) -> S3Store:
     try:
         from obstore.store import S3Store
     except ModuleNotFoundError as error:
-        raise ConfigError("S3 needs its driver", hint="pip install 'muster-rl[s3]'") from error
+        raise ConfigError("S3 needs its driver", hint=install_hint("s3")) from error
     if not url.startswith("s3://"):
         raise ConfigError(f"{url!r} is not a bucket", hint="write s3://bucket/prefix")
     endpoint = os.environ.get("AWS_ENDPOINT_URL", "")

@@ -254,7 +254,7 @@ def test_a_missing_driver_matters_only_to_who_wants_the_gpu(
 def test_without_nvml_nothing_is_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert gpu("cpu", tmp_path).state is State.SKIP
-    assert "muster-rl[gpu]" in gpu("cuda", tmp_path).advice
+    assert "extra `gpu`" in gpu("cuda", tmp_path).advice
 
 
 def test_more_threads_than_cores_is_a_warning(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-from muster.protocol.errors import ConfigError
+from muster.protocol.errors import ConfigError, install_hint
 from muster.protocol.recipe import AdapterRecipe
 from muster.trainer.learn.optimizer import SmallAdamW
 from muster.trainer.learn.parallel import forget_gathered, from_leader, spread
@@ -365,6 +365,6 @@ def _peft() -> Any:
     except ModuleNotFoundError as error:
         raise ConfigError(
             "the recipe trains an adapter, and peft is not installed",
-            hint="pip install 'muster-rl[lora]'",
+            hint=install_hint("lora"),
         ) from error
     return peft

@@ -20,6 +20,7 @@ from muster.lifecycle.files import write_durably
 from muster.protocol.errors import (
     ConfigError,
     MusterError,
+    install_hint,
     storage_error_of,
 )
 from muster.protocol.ids import PolicyVersion
@@ -206,9 +207,7 @@ def log_to_wandb(project: str, name: str, config: Mapping[str, Any]) -> Iterator
     try:
         import wandb
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            "wandb is not installed", hint="pip install 'muster-rl[wandb]'"
-        ) from error
+        raise ConfigError("wandb is not installed", hint=install_hint("wandb")) from error
     run = wandb.init(project=project, id=name, name=name, config=dict(config), resume="allow")
     # An evaluation belongs to a step that is already logged, so W&B gets the step as a figure.
     run.define_metric("*", step_metric="step")
