@@ -18,7 +18,7 @@ CALLED = {
     "MusterToken": "allowance approve balanceOf faucet nonces totalSupply",
     "StakeVault": "accountOf activeStake deposit insurance insurancePpm reporterCap reporterPpm"
     " requestUnbond unbondingPeriod withdraw",
-    "JuryPool": "isJuror join leave requiredStake",
+    "JuryPool": "isJuror join leave requiredStake shorten",
     "WorkerRegistry": "comeBack exit join memberOf nonces"
     " requiredStake rotateNode workerById workerOf workerOfNode",
     "RunRegistry": "applyChange cancelChange changeDelay checkpointOf closeRun configOf createRun"

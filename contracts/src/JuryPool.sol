@@ -17,6 +17,9 @@ contract JuryPool is IJuryPool {
     ///      below 10^-63.
     uint256 private constant MAX_TRIES = 512;
 
+    /// @dev Entries about places that were given up since, which one search for a free place passes.
+    uint256 private constant MAX_PASSED = 16;
+
     /// @notice The vault that holds the jurors' stake.
     IStakeVault public immutable vault;
 
@@ -30,7 +33,7 @@ contract JuryPool is IJuryPool {
     mapping(address juror => uint256) private _placeOf;
     /// @dev Unix seconds at which a juror last left.
     mapping(address juror => uint256) private _lastLeft;
-    /// @dev Places of jurors that left, oldest first, and how many of them were given away again.
+    /// @dev Places of jurors that left, oldest first, and how many of them were given away again, or given up.
     uint256[] private _left;
     uint256 private _reused;
 
@@ -51,26 +54,40 @@ contract JuryPool is IJuryPool {
         // Else one stake could come and go until the bench is full of places that nobody holds.
         uint256 heldUntil = _lastLeft[msg.sender] + drawTime;
         require(_lastLeft[msg.sender] == 0 || block.timestamp > heldUntil, PoolPlaceHeld(msg.sender, heldUntil));
-        uint256 place = _freePlace();
-        _places[place] = Place({juror: msg.sender, joinedAt: block.timestamp.toUint40(), leftAt: 0});
-        _placeOf[msg.sender] = place + 1;
-        emit JurorJoined(msg.sender, place);
+        (bool found, uint256 place) = _findFree();
+        if (found) {
+            delete _left[_reused++];
+        } else {
+            place = _places.length;
+            _places.push();
+        }
+        _seat(msg.sender, place);
         if (stake != 0) vault.depositFrom(BENCH, msg.sender, stake);
         uint256 active = vault.activeStake(BENCH, msg.sender);
         require(active >= _requiredJurorStake, PoolStakeTooLow(msg.sender, active, _requiredJurorStake));
     }
 
-    /// @dev Returns the place that was left the longest ago, if no open case can still draw who held it; else a new one.
-    function _freePlace() private returns (uint256 place) {
-        if (_reused < _left.length) {
+    function _seat(address juror, uint256 place) private {
+        _places[place] = Place({juror: juror, joinedAt: block.timestamp.toUint40(), leftAt: 0});
+        _placeOf[juror] = place + 1;
+        emit JurorJoined(juror, place);
+    }
+
+    /// @dev Returns the place that was left the longest ago, if no open case can still draw who held it. It is the first of
+    ///      `_left` then.
+    function _findFree() private returns (bool found, uint256 place) {
+        for (uint256 i = 0; i < MAX_PASSED && _reused < _left.length; ++i) {
             place = _left[_reused];
-            if (block.timestamp > _places[place].leftAt + drawTime) {
-                delete _left[_reused++];
-                return place;
-            }
+            // A place that was given up may have come back, with somebody in it.
+            if (place < _places.length && _places[place].leftAt != 0) return (_isFree(place), place);
+            delete _left[_reused++];
         }
-        _places.push();
-        return _places.length - 1;
+    }
+
+    /// @dev Returns whether nobody holds a place, and no open case can still draw who did.
+    function _isFree(uint256 place) private view returns (bool) {
+        uint256 leftAt = _places[place].leftAt;
+        return leftAt != 0 && block.timestamp > leftAt + drawTime;
     }
 
     /// @inheritdoc IJuryPool
@@ -87,12 +104,39 @@ contract JuryPool is IJuryPool {
     }
 
     function _retire(address juror) private {
-        uint256 place = _placeOf[juror] - 1;
+        _vacate(juror);
         _placeOf[juror] = 0;
         _lastLeft[juror] = block.timestamp;
+    }
+
+    function _vacate(address juror) private {
+        uint256 place = _placeOf[juror] - 1;
         _places[place].leftAt = block.timestamp.toUint40();
         _left.push(place);
         emit JurorLeft(juror, place);
+    }
+
+    // ------------------------------------------------------------------ shorten
+
+    /// @inheritdoc IJuryPool
+    function shorten(uint256 most) external {
+        uint256 length = _places.length;
+        bool isShorter = false;
+        for (uint256 i = 0; i < most && length != 0 && _isFree(length - 1); ++i) {
+            _places.pop();
+            --length;
+            isShorter = true;
+        }
+        if (isShorter) emit BenchShortened(length);
+        for (uint256 i = 0; i < most && i < length; ++i) {
+            Place memory last = _places[length - 1 - i];
+            if (last.leftAt != 0) continue;
+            (bool found, uint256 free) = _findFree();
+            if (!found || free >= length - 1 - i) return;
+            delete _left[_reused++];
+            _vacate(last.juror);
+            _seat(last.juror, free);
+        }
     }
 
     // --------------------------------------------------------------------- draw
@@ -107,7 +151,9 @@ contract JuryPool is IJuryPool {
         uint256 found;
         uint256 tries = places == 0 ? 0 : MAX_TRIES;
         for (uint256 i = 0; i < tries && found < size; ++i) {
-            Place memory place = _places[uint256(keccak256(abi.encode(seed, i))) % places];
+            uint256 number = uint256(keccak256(abi.encode(seed, i))) % places;
+            if (number >= _places.length) continue;
+            Place memory place = _places[number];
             if (place.joinedAt >= openedAt || (place.leftAt != 0 && place.leftAt < openedAt)) continue;
             if (_contains(drawn, found, place.juror) || _isExcluded(excluded, place.juror)) continue;
             drawn[found++] = place.juror;

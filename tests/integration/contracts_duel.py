@@ -669,6 +669,7 @@ SIMPLE = {
     "join_bench": ("JuryPool", "join", True),
     "leave_bench": ("JuryPool", "leave", True),
     "retire_for_low_stake": ("JuryPool", "retireForLowStake", False),
+    "shorten_bench": ("JuryPool", "shorten", False),
     "reclaim": ("RewardEscrow", "reclaim", False),
 }
 """By the model's name: contract, function, and whether the model takes the caller."""

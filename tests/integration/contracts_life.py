@@ -165,11 +165,13 @@ class Life(RuleBasedStateMachine):
 
     def change_bench(self, choice: Dice) -> None:
         juror = choice.pick((*JURORS, "stranger", "v0"))
-        does = choice.pick(("join_bench", "join_bench", "leave_bench", "retire"))
+        does = choice.pick(("join_bench", "join_bench", "leave_bench", "retire", "shorten"))
         if does == "join_bench":
             self.duel.simple(juror, does, choice.pick((FIXED.required_juror_stake, 0, 1)))
         elif does == "leave_bench":
             self.duel.simple(juror, does)
+        elif does == "shorten":
+            self.duel.simple("stranger", "shorten_bench", choice.pick((0, 1, 2, 9)))
         else:
             self.duel.simple("stranger", "retire_for_low_stake", juror)
 

@@ -72,6 +72,7 @@ def come_and_go(duel: Calls) -> None:
     assert duel.simple("j3", "leave_bench")
     assert not duel.simple("j3", "join_bench", FIXED.required_juror_stake)
     duel.next_time = duel.model.now + FIXED.commit_time + 1
+    assert duel.simple("stranger", "shorten_bench", 9)
     assert duel.simple("j3", "join_bench", FIXED.required_juror_stake)
 
 

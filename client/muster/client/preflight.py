@@ -44,6 +44,7 @@ GAS_AND_BYTES = {
     "stake": (320_000, 900),
     "validator join": (400_000, 600),
     "juror join": (300_000, 500),
+    "juror shorten": (3_500_000, 100),
     "unstake": (200_000, 400),
     "rejoin": (150_000, 200),
     "rotate": (200_000, 600),

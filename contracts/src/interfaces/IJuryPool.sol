@@ -17,6 +17,8 @@ interface IJuryPoolEvents {
     event JurorJoined(address indexed juror, uint256 place);
     /// @notice Emitted when a juror leaves, or its stake fell; cases that open from now on do not draw it.
     event JurorLeft(address indexed juror, uint256 place);
+    /// @notice Emitted when empty places at the end of the bench are given up; it has this many from now on.
+    event BenchShortened(uint256 places);
 }
 
 /// @title The network's bench: who offered itself to judge for any run
@@ -41,8 +43,14 @@ interface IJuryPool is IJuryPoolErrors, IJuryPoolEvents {
     /// @notice Ends the offer of a juror whose active stake is below the requirement; does nothing for anybody else.
     function retireForLowStake(address juror) external;
 
+    /// @notice Makes the bench shorter: gives up the places at its end that nobody holds and no open case draws, then moves
+    ///         jurors from its end into places that were left. Looks at `most` places for each, from the end. Anyone.
+    /// @dev A moved juror leaves one place and joins the other in the same second, so that no draw changes. Its old place can
+    ///      be given up `drawTime` later, by another call.
+    function shorten(uint256 most) external;
+
     /// @notice Returns up to `size` different jurors, drawn by `seed` among the first `places` places, of those who were
-    ///         there at `openedAt` and are none of `excluded`.
+    ///         there at `openedAt` and are none of `excluded`. Places that were given up since are skipped.
     /// @dev Place `keccak256(abi.encode(seed, i)) % places` for i = 0, 1, …; at most 512 tries.
     ///      `muster.protocol.jury` is the Python twin.
     function draw(bytes32 seed, uint256 places, uint256 openedAt, uint256 size, address[] calldata excluded)
@@ -59,7 +67,7 @@ interface IJuryPool is IJuryPoolErrors, IJuryPoolEvents {
     /// @notice Returns a place; its juror is the last that held it.
     function placeAt(uint256 place) external view returns (Place memory);
 
-    /// @notice Returns the number of places ever used at once.
+    /// @notice Returns the number of places, those that were left among them.
     function placeCount() external view returns (uint256);
 
     /// @notice Returns the active stake a juror must hold, in token wei.

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 pragma solidity 0.8.30;
 
-import {stdError} from "forge-std/StdError.sol";
-
 import {IJuryPool} from "../../src/interfaces/IJuryPool.sol";
 import {IStakeVault} from "../../src/interfaces/IStakeVault.sol";
 import {BaseTest} from "../BaseTest.sol";
@@ -167,12 +165,10 @@ contract JuryDrawTest is BaseTest {
         }
     }
 
-    function test_draw_reverts_beyondThePlaces() public {
+    function testFuzz_draw_passesPlacesThatWereGivenUp(bytes32 seed) public view {
         // The first try of this seed names the sixth place of six.
-        bytes32 seed;
         while (uint256(keccak256(abi.encode(seed, uint256(0)))) % 6 != 5) seed = keccak256(abi.encode(seed));
-        vm.expectRevert(stdError.indexOOBError);
-        jury.draw(seed, 6, _openedAt, 1, _nobody());
+        assertEq(jury.draw(seed, 6, _openedAt, 1, _nobody()).length, 1, "the next try counts");
     }
 
     // ------------------------------------------------------------------- excluded

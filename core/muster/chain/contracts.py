@@ -113,6 +113,12 @@ class JuryPool(Contract):
     async def required_stake(self) -> int:
         """Returns the active stake a juror must hold, in token wei."""
 
+    async def shorten(self, most: int) -> Receipt:
+        """Makes the bench shorter: gives up the places at its end that nobody holds and no open
+        case draws, then moves jurors from its end into places that were left. Looks at `most`
+        places for each, from the end. Anyone.
+        """
+
 
 class WorkerRegistry(Contract):
     """Who works for which run, and with which key."""

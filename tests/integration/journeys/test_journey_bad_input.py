@@ -156,6 +156,7 @@ SIGNS = [
     ("validator", "leave", "--run", "1", "--keystore", "{key}", "--yes"),
     ("juror", "join", "--keystore", "{key}", "--yes"),
     ("juror", "leave", "--keystore", "{key}", "--yes"),
+    ("juror", "shorten", "--keystore", "{key}", "--yes"),
     ("node", "rotate", "--node", "{key}", "--yes"),
     ("rewards", "claim", "--run", "1"),
     ("run", "pause", "1", "--keystore", "{key}", "--yes"),

@@ -143,6 +143,22 @@ async def test_a_juror_joins_leaves_and_has_its_stake_back(stage: Stage) -> None
     assert balance == 500 * TOKEN
 
 
+async def test_anyone_gives_up_the_places_that_jurors_left(stage: Stage) -> None:
+    key = await with_tokens(stage, 500)
+    shorten = words("juror", "shorten", key, "--yes")
+    assert f"{len(JURORS)} places, {len(JURORS)} jurors" in str(await stage.error(*shorten))
+    first, last = JURORS[0], JURORS[-1]
+    await stage.scenario.of(first).jurors.leave()
+    await stage.scenario.pass_time(PARAMETERS.vote_commit_s + 1)
+    moved = await stage.run(*shorten)
+    assert f"bench   {len(JURORS) - 1} jurors on {len(JURORS)} places" in moved.stderr
+    assert (await status(stage, last))["on_the_bench"]
+    await stage.scenario.pass_time(PARAMETERS.vote_commit_s + 1)
+    await stage.json(*shorten)
+    assert "has no empty place" in str(await stage.error(*shorten))
+    assert (await status(stage, last))["bench"] == len(JURORS) - 1
+
+
 async def test_a_juror_needs_the_whole_stake(stage: Stage) -> None:
     key = await with_tokens(stage, 499)
     little = await stage.error(*words("juror", "join", key, "--amount", "499", "--yes"))

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from muster.chain import BatchView, Event, Offence, RunTerms, SlashState, SlashView
 from muster.chain.doubles import WITHHELD
+from muster.chain.structs import ZERO_ADDRESS
 from muster.chain.view_events.batches import record_outcomes
 from muster.chain.view_parts import parse_records, split_signatures
 from muster.client.audit.contradictions import Contradiction, Kind
@@ -300,7 +301,9 @@ class Ledger(HistoryView):
                     self.court_wei[args["case_id"]] = paid_now[1:]
             case "JuryDrawn":
                 if (case := self.cases.get(args["case_id"])) is not None:
+                    given_up = BenchPlace(ZERO_ADDRESS, joined_at=case.opened_at)
                     places = tuple(self.bench[: case.places])
+                    places += (given_up,) * (case.places - len(places))
                     batch = self.batches.get(case.batch_id)
                     about = batch and case.claims and batch.claim_about(case).submission.worker
                     self.draws[case.case_id] = Draw(

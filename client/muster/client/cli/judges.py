@@ -340,6 +340,38 @@ def _juror_facts(found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+LOOKS_AT = 50
+"""Places at which one transaction of `shorten` looks: at most about 3 million gas."""
+
+
+@juror.command("shorten")
+@key_options
+@acting_options
+def juror_shorten(**options: Any) -> None:
+    """Give up empty places of the network's bench, so that draws find whole juries.
+
+    Jurors that went away left empty places, and a draw looks at 512 places only. Anyone may shorten
+    the bench; no open case changes. First, jurors at its end move into empty places. What they left
+    can be given up once no open case can draw them: run the command again then.
+
+    \b
+    Example:
+      muster juror shorten --keystore juror.json
+    """
+    _send("juror", options, _shorten_bench)
+
+
+async def _shorten_bench(chain: Chain, account: Address, options: dict[str, Any]) -> Receipt:
+    view = await read_view(chain, ChainView())
+    places, held = len(view.bench), len(view.jurors())
+    if places == held:
+        raise ConfigError(f"the bench has no empty place: {places} places, {held} jurors")
+    await require_gas(chain, account, "juror shorten")
+    click.echo(f"bench   {held} jurors on {places} places", err=True)
+    agree("Shorten the bench?", options)
+    return await chain.jurors.shorten(LOOKS_AT)
+
+
 # Shared by both
 
 

@@ -112,6 +112,12 @@ def on_juror_left(view: ChainTables, event: Event, args: Arguments) -> None:
     view.bench[args["place"]] = replace(place, left_at=event.block_timestamp)
 
 
+def on_bench_shortened(view: ChainTables, event: Event, args: Arguments) -> None:
+    if not all(place.left_at for place in view.bench[args["places"] :]):
+        view.contradict(event, "a juror held a place that was given up")
+    del view.bench[args["places"] :]
+
+
 # --------------------------------------------------------------------- stake
 
 

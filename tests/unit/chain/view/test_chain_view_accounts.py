@@ -211,6 +211,13 @@ def test_bench_keeps_its_places_in_order(history: History) -> None:
     view = viewed(history)
     assert view.bench == [BenchPlace(address(80), joined + 2), BenchPlace(second, joined)]
     assert view.contradictions == []
+    history.add("JurorLeft", juror=second, place=1)
+    history.add("BenchShortened", places=1)
+    view = viewed(history)
+    assert view.bench == [BenchPlace(address(80), joined + 2)]
+    assert view.contradictions == []
+    history.add("BenchShortened", places=0)
+    assert viewed(history).contradictions
 
 
 def test_seeds_of_a_member_are_of_the_block_that_came_later() -> None:

@@ -18,6 +18,7 @@ from muster.lab.simulator.model.words import (
     WRONG_VERDICT,
     Fixed,
     Name,
+    Place,
     need,
 )
 from muster.lab.simulator.model.work import (
@@ -156,6 +157,11 @@ class Court(Ledger):
 
     # ----------------------------------------------------------------- draw and vote
 
+    def _drawable(self, case: Case) -> list[Place]:
+        """Return the places of the opening; whoever is excluded stands in those given up since."""
+        given_up = case.places - len(self.bench)
+        return self.bench[: case.places] + [Place(case.worker, self.now)] * given_up
+
     def draw(self, name: Name, draw: Draw) -> None:
         case = self._open_case(name)
         need(not case.jury, "CourtJuryDrawn", name)
@@ -169,7 +175,7 @@ class Court(Ledger):
         run = self.runs[case.run]
         seated = {who for who, seat in run.seats.items() if seat.since <= case.opened_at}
         jury = draw(
-            self.bench[: case.places],
+            self._drawable(case),
             name,
             case.draw_block,
             case.opened_at,

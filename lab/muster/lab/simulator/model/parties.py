@@ -26,6 +26,9 @@ from muster.lab.simulator.model.words import (
     need,
 )
 
+MAX_PASSED = 16
+"""Entries about places that were given up, which one search for a free place passes."""
+
 
 class Parties(Stakes):
     """WorkerRegistry, RunRegistry and JuryPool."""
@@ -402,21 +405,50 @@ class Parties(Stakes):
         held_until = self.left_bench.get(caller, 0) + self.fixed.commit_time
         back = caller not in self.left_bench or self.now > held_until
         need(back, "PoolPlaceHeld", caller, held_until)
-        place = self._free_place()
-        self.bench[place:] = [Place(caller, self.now), *self.bench[place + 1 :]]
-        self.emit("JurorJoined", juror=caller, place=place)
+        free = self._find_free()
+        if free is not None:
+            self.vacant.pop(0)
+        self._sit(caller, len(self.bench) if free is None else free)
         if stake:
             self.deposit(caller, BENCH, caller, stake)
         active, least = self.stakes[BENCH, caller].active, self.fixed.required_juror_stake
         need(active >= least, "PoolStakeTooLow", caller, active, least)
 
-    def _free_place(self) -> int:
-        """Return the place vacated first if no open case may draw who left; else a new place."""
-        if self.vacant:
-            left_at = self.bench[self.vacant[0]].left_at
-            if self.now > left_at + self.fixed.commit_time:
-                return self.vacant.pop(0)
-        return len(self.bench)
+    def _sit(self, juror: str, place: int) -> None:
+        self.bench[place:] = [Place(juror, self.now), *self.bench[place + 1 :]]
+        self.emit("JurorJoined", juror=juror, place=place)
+
+    def _find_free(self) -> int | None:
+        """Return the place vacated first if no open case may draw who left."""
+        for _ in range(MAX_PASSED):
+            if not self.vacant:
+                return None
+            place = self.vacant[0]
+            if place < len(self.bench) and self.bench[place].left_at:
+                return place if self._is_free(place) else None
+            self.vacant.pop(0)
+        return None
+
+    def _is_free(self, place: int) -> bool:
+        left_at = self.bench[place].left_at
+        return bool(left_at) and self.now > left_at + self.fixed.commit_time
+
+    def shorten_bench(self, most: int) -> None:
+        before = len(self.bench)
+        while self.bench and before - len(self.bench) < most and self._is_free(len(self.bench) - 1):
+            self.bench.pop()
+        if len(self.bench) < before:
+            self.emit("BenchShortened", places=len(self.bench))
+        for place in range(len(self.bench) - 1, max(-1, len(self.bench) - 1 - most), -1):
+            if self.bench[place].left_at:
+                continue
+            free = self._find_free()
+            if free is None or free >= place:
+                return
+            self.vacant.pop(0)
+            juror = self.bench[place].juror
+            self._vacate(place)
+            self._sit(juror, free)
 
     def _place_of(self, account: str) -> int | None:
         for number, place in enumerate(self.bench):
@@ -437,9 +469,13 @@ class Parties(Stakes):
     def _retire(self, juror: str) -> None:
         place = self._place_of(juror)
         assert place is not None
-        self.bench[place].left_at = self.left_bench[juror] = self.now
+        self.left_bench[juror] = self.now
+        self._vacate(place)
+
+    def _vacate(self, place: int) -> None:
+        self.bench[place].left_at = self.now
         self.vacant.append(place)
-        self.emit("JurorLeft", juror=juror, place=place)
+        self.emit("JurorLeft", juror=self.bench[place].juror, place=place)
 
     def may_be_drawn(self, account: str, opened_at: int) -> bool:
         here = self._place_of(account) is not None
