@@ -32,7 +32,6 @@ from muster.api.public_hosts import (
     PublicHosts,
     PublicTransport,
     Resolve,
-    is_public,
     resolve,
 )
 from muster.api.signing import sign_request
@@ -384,17 +383,17 @@ class Sources:
         """Return whether a source may redirect us into a private network: our own that is in one
         may.
         """
+        source = source.rstrip("/")
         if self._allows_private or source not in self._own:
             return self._allows_private
-        url = httpx.URL(source)
-        found = await self._hosts.addresses(url.host, url.port or 0)
-        return bool(found) and not any(map(is_public, found))
+        return await self._hosts.is_inside(httpx.URL(source))
 
     async def _once(
         self, http: httpx.AsyncClient, url: str, max_bytes: int, headers: Mapping[str, str]
     ) -> tuple[int, bytes]:
         """Return status and body or, for a redirect, the target instead of the body."""
         async with http.stream("GET", url, headers=dict(headers)) as response:
+            self._hosts.note_peer(response.request.url, response)
             if response.status_code in _ELSEWHERE:
                 place = response.headers.get("location", "")
                 return response.status_code, place.encode("utf-8", "replace")

@@ -39,7 +39,6 @@ from muster.api.public_hosts import (
     PublicHosts,
     PublicTransport,
     Resolve,
-    is_public,
     resolve_for_orchestrator,
 )
 from muster.api.routes import (
@@ -414,9 +413,7 @@ class OrchestratorApi:
 
     async def is_inside(self) -> bool:
         """Return whether the orchestrator is in a private network, as what it names then may be."""
-        own = self._http.base_url
-        found = await self._hosts.addresses(own.host, own.port or 0)
-        return bool(found) and not any(map(is_public, found))
+        return await self._hosts.is_inside(self._http.base_url)
 
     async def connects_to(self, host: str, port: int) -> Sequence[str]:
         """Return the name or the addresses to connect to for a host that the orchestrator names;
@@ -484,6 +481,8 @@ class OrchestratorApi:
         # httpx limits each single read and write; this limits a whole slow answer.
         async with asyncio.timeout(self._timeout_s * 6):
             response = await call.http.send(request, stream=True)
+            if request.url.netloc == self._http.base_url.netloc:
+                self._hosts.note_peer(request.url, response)
             try:
                 content = await read_body(response, call.max_bytes)
             finally:

@@ -60,6 +60,8 @@ class PublicHosts:
         """`patience_s` limits a lookup, and the time to reach any of a host's addresses."""
         self._resolver, self.patience_s = resolver, patience_s
         self._found: dict[tuple[str, int], tuple[float, Sequence[str]]] = {}
+        self._inside: dict[tuple[str, int], bool] = {}
+        self._answered = set[tuple[str, int]]()
 
     async def addresses(self, host: str, port: int) -> Sequence[str]:
         """Return all addresses of a host; none when it has none, or none that are found in time."""
@@ -85,10 +87,40 @@ class PublicHosts:
             raise PrivateNetwork("it leads into a private network")
         return found
 
+    def note_peer(self, url: httpx.URL, answer: httpx.Response) -> None:
+        """Take in the address of a host of our own choice, which answered."""
+        stream = answer.extensions.get("network_stream")
+        peer = stream.get_extra_info("server_addr") if stream else None
+        if peer:
+            self._answered.add(_place(url))
+            self._note_addresses(_place(url), [str(peer[0])])
+
+    async def is_inside(self, url: httpx.URL) -> bool:
+        """Return whether a host of our own choice is in a private network: by all addresses that
+        answered, by lookups only before.
+
+        One that was public once stays so: its owner chooses what each lookup finds, and would lead
+        us into our network.
+        """
+        place = _place(url)
+        if place not in self._answered:
+            found = await self.addresses(*place)
+            if not found:
+                return False
+            self._note_addresses(place, found)
+        return self._inside[place]
+
+    def _note_addresses(self, place: tuple[str, int], found: Sequence[str]) -> None:
+        self._inside[place] = self._inside.get(place, True) and not any(map(is_public, found))
+
     def note_reached(self, host: str, port: int, address: str) -> None:
         """Put an address before the host's others, as long as they are kept."""
         if kept := self._found.get((host, port)):
             self._found[host, port] = kept[0], list(dict.fromkeys([address, *kept[1]]))
+
+
+def _place(url: httpx.URL) -> tuple[str, int]:
+    return url.host, url.port or 0
 
 
 class PublicTransport(httpx.AsyncBaseTransport):

@@ -418,6 +418,72 @@ async def test_no_address_of_storage_is_asked_when_one_of_them_is_private() -> N
     assert [request.url.host for request in asked] == ["orchestrator.test"]
 
 
+class Peer:
+    """The connection of an answer."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def get_extra_info(self, _info: str) -> tuple[str, int]:
+        return self.address, 80
+
+
+@pytest.mark.parametrize("peers", [["1.1.1.1"], ["1.1.1.1", "10.0.0.7"], ["10.0.0.7", "1.1.1.1"]])
+async def test_a_public_orchestrator_does_not_move_into_our_network(peers: list[str]) -> None:
+    asked: list[str] = []
+    left = list(peers)
+
+    async def resolver(_host: str, _port: int) -> list[str]:
+        return ["10.0.0.7"]  # its owner answers so once the connection is made
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.host)
+        peer = {"network_stream": Peer(left.pop(0))}
+        if len(left):
+            return httpx.Response(404, extensions=peer)
+        place = {"location": "http://router.test/reboot"}
+        return httpx.Response(307, headers=place, extensions=peer)
+
+    async with client(handle, resolver=resolver) as api:
+        for _ in peers:
+            with pytest.raises(ApiError):
+                await api.file(file_hash(b"data"))
+        assert not await api.is_inside()
+        with pytest.raises(ConnectionError, match="leads into a private network"):
+            await api.connects_to("router.test", 80)
+    assert set(asked) == {"orchestrator.test"}
+
+
+async def test_an_orchestrator_that_first_resolved_to_public_addresses_stays_public() -> None:
+    found = ["1.1.1.1"]
+
+    async def resolver(_host: str, _port: int) -> list[str]:
+        return found
+
+    async with client(lambda _: httpx.Response(404), resolver=resolver) as api:
+        assert not await api.is_inside()
+        api._hosts._found.clear()
+        found[:] = ["10.0.0.7"]
+        assert not await api.is_inside()
+        with pytest.raises(ConnectionError, match="leads into a private network"):
+            await api.connects_to("10.0.0.7", 80)
+
+
+async def test_an_orchestrator_in_our_network_may_name_others_there() -> None:
+    async def resolver(_host: str, _port: int) -> list[str]:
+        raise OSError("no such name")
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        if request.url.host == "storage.test":
+            return httpx.Response(200, content=b"data")
+        place, peer = {"location": "http://storage.test/a"}, {"network_stream": Peer("10.0.0.2")}
+        return httpx.Response(307, headers=place, extensions=peer)
+
+    async with client(handle, resolver=resolver) as api:
+        assert await api.file(file_hash(b"data")) == b"data"
+        assert await api.connects_to("relay.test", 80) == ["relay.test"]
+
+
 async def test_names_of_strangers_that_hang_delay_no_lookup_for_an_orchestrator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -230,6 +230,21 @@ async def test_a_public_source_does_not_lead_us_into_a_private_network(address: 
         assert internet.asked == ["one.example"]
 
 
+async def test_a_public_source_of_ours_does_not_move_into_our_network() -> None:
+    """Its owner chooses what each lookup of its name finds, but not where its answer came from."""
+
+    def leads(request: httpx.Request) -> httpx.Response:
+        answer = sends("http://router.lan/")(request)
+        stream = SimpleNamespace(get_extra_info=lambda _: ("1.1.1.1", 443))
+        answer.extensions["network_stream"] = stream
+        return answer
+
+    internet = Internet(one=leads, router=says(FILE))
+    with pytest.raises(ApiError, match="into a private network"):
+        await elsewhere(internet, "http://one.example", resolver=at("10.0.0.7"))
+    assert internet.asked == ["one.example"]
+
+
 async def test_a_name_without_an_address_is_asked_for_nothing() -> None:
     internet = Internet(one=sends("https://bucket.example/"), bucket=says(FILE))
     with pytest.raises(ApiError, match="no source shows the file"):

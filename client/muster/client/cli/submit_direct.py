@@ -152,15 +152,16 @@ async def _open_duty(
 
         await read()
         run = find_run(view, _run_of(journal, options["state_dir"]))
-        api, relays = None, list(options["relay"])
+        api, asking, relays = None, None, list(options["relay"])
         if options["orchestrator"]:
             api = await stack.enter_async_context(OrchestratorApi(options["orchestrator"]))
             if not relays:
-                async with Sources() as asking:
-                    relays = await asking.relays_named_by(options["orchestrator"], run.run_id)
+                asking = await stack.enter_async_context(Sources([options["orchestrator"]]))
+                relays = await asking.relays_named_by(options["orchestrator"], run.run_id)
 
         async def open_rooms() -> Sources:
-            is_own = bool(options["relay"]) or (api is not None and await api.is_inside())
+            # The client that was given the relays knows where their names came from.
+            is_own = asking is None or await asking.is_inside(options["orchestrator"])
             return Sources(relays if is_own else (), named=relays)
 
         context = NodeContext(
