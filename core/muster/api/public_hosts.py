@@ -18,6 +18,12 @@ from muster.lifecycle import in_turn
 KEPT_S = 60.0
 """Seconds for which addresses are kept, also those of a host that has none."""
 _EMBEDS_IPV4 = ipaddress.ip_network("64:ff9b::/96")
+_NEVER_PUBLIC = [
+    ipaddress.ip_network(network)
+    for network in ("::/96", "::ffff:0:0:0/96", "64:ff9b:1::/48", "fec0::/10")
+]
+"""IPv6 networks whose addresses the ipaddress module takes for public, but which embed an IPv4
+address, or are of a site."""
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Returns the addresses of a host and port; raises OSError when it has none."""
@@ -170,6 +176,8 @@ def is_public(text: str) -> bool:
     read: list[ipaddress.IPv4Address | ipaddress.IPv6Address] = [address]
     if isinstance(address, ipaddress.IPv6Address):
         read += [inner for inner in (address.ipv4_mapped, address.sixtofour) if inner]
+        if any(address in network for network in _NEVER_PUBLIC):
+            return False
         if address in _EMBEDS_IPV4:
             read.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
     return all(each.is_global and not each.is_multicast for each in read)
