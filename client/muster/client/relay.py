@@ -20,7 +20,7 @@ from muster.lifecycle import run_beside, run_until_stopped
 from muster.lifecycle.files import write_durably
 from muster.protocol.eip712 import Domain, signer_of
 from muster.protocol.errors import ChainError, ConfigError, ContractRevert
-from muster.protocol.ids import Hash32, PolicyVersion, RunId
+from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
 from muster.protocol.messages import Submission
 from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Settings, Urls, load_settings
 from muster.settings.flags import FILE, FOLDER, chain_options
@@ -190,7 +190,8 @@ class NamedWork:
         self._run_id = run_id
         self._domain = domain
         self._named: dict[Hash32, tuple[Submission, BatchView]] = {}
-        self._files: set[Hash32] = set()
+        self._workers: dict[Hash32, Address] = {}
+        """Whose work a file is."""
         self._deadlines: dict[Hash32, int] = {}
 
     async def on_change(self, _events: list[Event]) -> None:
@@ -209,16 +210,18 @@ class NamedWork:
                     work = (claim.submission, self._view.batches[case.batch_id])
                     named[claim.submission.leaf()] = work
         self._named = named
-        self._files = {submission.file_hash for submission, _ in named.values()}
+        # Of several who name a file, all but the first may want to have it counted as theirs.
+        oldest_last = sorted(named.values(), key=lambda each: -_committed_in(each[1]))
+        self._workers = {work.file_hash: work.worker for work, _ in oldest_last}
         self._deadlines = {leaf: at for leaf, at in self._deadlines.items() if leaf in named}
 
-    def names_file(self, name: Hash32) -> bool:
-        """Return whether a file belongs to work with a bond."""
-        return name in self._files
+    def worker_of_file(self, name: Hash32) -> Address | None:
+        """Return whose work with a bond a file belongs to, if any."""
+        return self._workers.get(name)
 
-    def names_work(self, leaf: Hash32) -> bool:
-        """Return whether work has a bond."""
-        return leaf in self._named
+    def worker_of_work(self, leaf: Hash32) -> Address | None:
+        """Return whose work this is, if it has a bond."""
+        return self._named[leaf][0].worker if leaf in self._named else None
 
     def work_fault(self, leaf: Hash32, document: bytes) -> str | None:
         """Return why a document does not prove that work, or None. Without this check an attacker
@@ -251,6 +254,11 @@ class NamedWork:
             return "it is here with a ticket of a later deadline"
         self._deadlines[leaf] = entry.ticket.deadline
         return None
+
+
+def _committed_in(batch: BatchView) -> int:
+    """Return the batch in which work was first committed."""
+    return batch.batch_id if batch.split_from is None else batch.split_from
 
 
 # Shared by all servers of chunks: token, limits per address, announcement.

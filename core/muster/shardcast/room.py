@@ -3,6 +3,7 @@
 Validators and jurors of such a submission find here what the run's orchestrator may withhold. An
 admission check (`NamedOnChain`) decides what may be uploaded, so that nobody can fill the room for
 free. When space is needed, files that the chain no longer names are deleted, the oldest first.
+Then the worker that has most loses its largest file, so a few bonds keep nobody else out.
 Unfinished uploads give way, too: the slowest of the machine that has most.
 """
 
@@ -20,7 +21,7 @@ from typing import Protocol
 from muster.lifecycle import machine_of
 from muster.protocol.bounds import MAX_FILE_BYTES
 from muster.protocol.errors import MusterError, StorageError
-from muster.protocol.ids import Hash32
+from muster.protocol.ids import Address, Hash32
 
 MAX_WORK_BYTES = 64 << 10
 """Most bytes of the document that proves a submission."""
@@ -47,11 +48,11 @@ class RoomRefusal(MusterError):
 class NamedOnChain(Protocol):
     """Tells what the chain names at present."""
 
-    def names_file(self, name: Hash32) -> bool:
-        """Return whether a file belongs to work that has a bond."""
+    def worker_of_file(self, name: Hash32) -> Address | None:
+        """Return whose work with a bond a file belongs to, if any."""
 
-    def names_work(self, leaf: Hash32) -> bool:
-        """Return whether work has a bond."""
+    def worker_of_work(self, leaf: Hash32) -> Address | None:
+        """Return whose work this is, if it has a bond."""
 
     def work_fault(self, leaf: Hash32, document: bytes) -> str | None:
         """Return why a document does not prove that work; None if it does."""
@@ -62,6 +63,8 @@ class _Upload:
     """An unfinished upload."""
 
     machine: str
+    worker: Address
+    """Whose work it is."""
     scope: asyncio.Timeout
     """Ends the upload when another one takes its place."""
     at_s: float
@@ -115,17 +118,17 @@ class FileRoom:
         unwanted, too large, displaced by another, or does not match its name.
         """
         is_file = kind == "files"
-        is_named = self._admission.names_file if is_file else self._admission.names_work
-        if not is_named(name):
+        path = self._path(kind, name)
+        worker = self._worker_of(path)
+        if worker is None:
             raise RoomRefusal(
                 404,
                 "not_named",
                 "the chain has no such work with a bond",
                 hint="submit it directly, or open a dispute, then try again after some blocks",
             )
-        path = self._path(kind, name)
         partial = path.with_name(_PARTIAL + secrets.token_hex(8))
-        async with self._turn(machine_of(address)) as upload:
+        async with self._turn(machine_of(address), worker) as upload:
             try:
                 limit = MAX_FILE_BYTES if is_file else MAX_WORK_BYTES
                 digest = await self._receive(upload, parts, partial, limit)
@@ -145,14 +148,15 @@ class FileRoom:
                 partial.unlink(missing_ok=True)
 
     @contextlib.asynccontextmanager
-    async def _turn(self, machine: str) -> AsyncIterator[_Upload]:
+    async def _turn(self, machine: str, worker: Address) -> AsyncIterator[_Upload]:
         if sum(upload.machine == machine for upload in self._uploads) >= UPLOADS_PER_MACHINE:
             raise RoomRefusal(503, "busy", "too many uploads at the same time", hint="try again")
         if len(self._uploads) >= UPLOADS:
             self._displace(self._slowest(machine))
         try:
             async with asyncio.timeout(None) as scope:
-                upload = _Upload(machine, scope, asyncio.get_running_loop().time(), FIRST_BYTES)
+                now_s = asyncio.get_running_loop().time()
+                upload = _Upload(machine, worker, scope, now_s, FIRST_BYTES)
                 self._uploads.append(upload)
                 try:
                     yield upload
@@ -198,15 +202,16 @@ class FileRoom:
         self._sizes[path] = size
 
     def _make_room(self, upload: _Upload) -> None:
-        """Delete files no longer named by the chain, then slower uploads, until what has arrived
-        fits; raises RoomRefusal.
+        """Delete files no longer named by the chain, then those of workers that have more, then
+        slower uploads, until what has arrived fits; raises RoomRefusal.
         """
         for path in list(self._sizes):
             if self.used_bytes() <= self._max_bytes:
                 return
-            if not self._is_named(path):
-                path.unlink(missing_ok=True)
-                self._held -= self._sizes.pop(path)
+            if self._worker_of(path) is None:
+                self._delete(path)
+        while self._held + upload.size > self._max_bytes and (most := self._largest(upload)):
+            self._delete(most)
         while self.used_bytes() > self._max_bytes:
             fits_alone = self._held + upload.size <= self._max_bytes
             if not fits_alone or (slowest := self._slowest()) is upload:
@@ -218,11 +223,27 @@ class FileRoom:
                 )
             self._displace(slowest)
 
-    def _is_named(self, path: Path) -> bool:
+    def _largest(self, upload: _Upload) -> Path | None:
+        """Return the largest file of the worker that has most; None when that is the upload's."""
+        held = Counter[Address | None]()
+        for path, size in self._sizes.items():
+            held[self._worker_of(path)] += size
+        held[upload.worker] += upload.size
+        [(most, size)] = held.most_common(1)
+        if size == held[upload.worker]:
+            return None
+        theirs = (path for path in self._sizes if self._worker_of(path) == most)
+        return max(theirs, key=self._sizes.__getitem__)
+
+    def _delete(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        self._held -= self._sizes.pop(path)
+
+    def _worker_of(self, path: Path) -> Address | None:
         name = Hash32(bytes.fromhex(path.name))
         if path.parent == self._files:
-            return self._admission.names_file(name)
-        return self._admission.names_work(name)
+            return self._admission.worker_of_file(name)
+        return self._admission.worker_of_work(name)
 
     def _path(self, kind: str, name: Hash32) -> Path:
         return (self._files if kind == "files" else self._work) / name.hex()

@@ -13,6 +13,7 @@ from muster.chain import BatchStatus, LeasedWork
 from muster.client.relay import NamedWork
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
+from muster.protocol.ids import to_address
 from muster.protocol.messages import Submission, Ticket
 
 TICKET = client_world.make_ticket()
@@ -40,7 +41,7 @@ async def guard_of(batch: Any, *cases: Any) -> NamedWork:
         workers={client_world.WORKER: SimpleNamespace(nodes=nodes)},
     )
     guard = NamedWork(view, client_world.RUN, client_world.DOMAIN)
-    assert not guard.names_work(LEAF)
+    assert guard.worker_of_work(LEAF) is None
     await guard.on_change([])
     return guard
 
@@ -64,10 +65,23 @@ async def test_work_is_named_while_a_bond_is_behind_it(
     batch: Any, cases: list[Any], expected: bool
 ) -> None:
     guard = await guard_of(batch, *cases)
-    assert guard.names_work(LEAF) is expected
-    assert guard.names_file(SUBMISSION.file_hash) is expected
-    assert not guard.names_work(OTHER.leaf())
-    assert not guard.names_file(OTHER.file_hash)
+    worker = client_world.WORKER if expected else None
+    assert guard.worker_of_work(LEAF) == worker
+    assert guard.worker_of_file(SUBMISSION.file_hash) == worker
+    assert guard.worker_of_work(OTHER.leaf()) is None
+    assert guard.worker_of_file(OTHER.file_hash) is None
+
+
+@pytest.mark.parametrize("split_from", [None, 0])
+async def test_a_file_is_of_the_worker_that_committed_it_first(split_from: int | None) -> None:
+    thief = replace(SUBMISSION, worker=to_address(b"\x11" * 20))
+    stolen = replace(make_batch(2, [thief]), work=LeasedWork(thief, b"", TICKET, b""))
+    mine = replace(own(), batch_id=1 if split_from is None else 3, split_from=split_from)
+    view: Any = SimpleNamespace(batches={0: mine, 1: stolen}, cases={}, workers={})
+    guard = NamedWork(view, client_world.RUN, client_world.DOMAIN)
+    await guard.on_change([])
+    assert guard.worker_of_file(SUBMISSION.file_hash) == client_world.WORKER
+    assert guard.worker_of_work(thief.leaf()) == thief.worker
 
 
 def document(

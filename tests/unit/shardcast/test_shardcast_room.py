@@ -14,10 +14,11 @@ import httpx
 import pytest
 from shardcast_policies import serving
 
-from muster.protocol.ids import Hash32
+from muster.protocol.ids import Address, Hash32, to_address
 from muster.shardcast import ChunkStore, FileRoom, RoomRefusal, ServerLimits, room as rooms
 
 LEAF = Hash32(b"\7" * 32)
+WORKER, OTHER = to_address(b"\1" * 20), to_address(b"\2" * 20)
 PROOFS = b'{"proofs": "of work"}'
 
 
@@ -29,20 +30,20 @@ def name_of(data: bytes) -> Hash32:
 class Named:
     """The work that the chain names."""
 
-    files: set[Hash32] = field(default_factory=set)
+    files: dict[Hash32, Address] = field(default_factory=dict)
     work: set[Hash32] = field(default_factory=lambda: {LEAF})
 
-    def names_file(self, name: Hash32) -> bool:
-        return name in self.files
+    def worker_of_file(self, name: Hash32) -> Address | None:
+        return self.files.get(name)
 
-    def names_work(self, leaf: Hash32) -> bool:
-        return leaf in self.work
+    def worker_of_work(self, leaf: Hash32) -> Address | None:
+        return WORKER if leaf in self.work else None
 
     def work_fault(self, _leaf: Hash32, document: bytes) -> str | None:
         return None if document == PROOFS else "the ticket is not the run's orchestrator's"
 
-    def name(self, *files: bytes) -> None:
-        self.files |= {name_of(data) for data in files}
+    def name(self, *files: bytes, worker: Address | None = None) -> None:
+        self.files |= {name_of(data): worker or WORKER for data in files}
 
 
 @pytest.fixture
@@ -192,11 +193,28 @@ async def test_full_room_makes_way_for_what_is_named_and_drops_the_oldest_unname
         await take(room, third)
     assert caught.value.status == 507
     assert room.used_bytes() == 800
-    named.files.discard(name_of(second))
-    named.files.discard(name_of(first))
+    del named.files[name_of(second)]
+    del named.files[name_of(first)]
     await take(room, third)
     assert room.find("files", name_of(first)) is None
     assert room.find("files", name_of(second)) is not None
+
+
+async def test_the_worker_that_has_most_makes_way_in_a_full_room(
+    room: FileRoom, named: Named
+) -> None:
+    junk = [bytes([i]) * size for i, size in enumerate((400, 500, 100))]
+    named.name(*junk)
+    for data in junk:
+        await take(room, data)
+    small, more = b"a" * 300, b"b" * 400
+    named.name(small, more, worker=OTHER)
+    await take(room, small)
+    assert [room.find("files", name_of(data)) is None for data in junk] == [False, True, False]
+    # The other worker would have 700 bytes now, the first has 500.
+    with pytest.raises(RoomRefusal, match="still open"):
+        await take(room, more)
+    assert room.used_bytes() == 400 + 100 + 300
 
 
 async def test_proofs_that_are_no_longer_needed_make_way_and_a_lost_file_is_not_found(
