@@ -91,13 +91,9 @@ def claim_of(
 def slots_of(view: HistoryView, run_id: RunId) -> SlotIndex:
     """Return the slots that a run's judged batches fill."""
     slots = SlotIndex()
-    slots.refresh(
-        {
-            batch.name: slots_of_records(batch.records)
-            for batch in view.batches.values()
-            if batch.run_id == run_id and batch.records is not None
-        }
-    )
+    for batch in view.batches.values():
+        if batch.run_id == run_id and batch.records is not None:
+            slots.add(batch.batch_id, slots_of_records(batch.records))
     return slots
 
 

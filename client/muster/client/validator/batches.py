@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
@@ -54,17 +54,11 @@ class SlotIndex:
 
     def __init__(self) -> None:
         self._first: dict[SlotOfWorker, int] = {}
-        self._known = set[BatchName]()
 
-    def refresh(self, batches: Mapping[BatchName, Slots]) -> None:
-        """Add the known slots of all batches; start over after a reorganisation of the chain."""
-        if not self._known <= batches.keys():
-            self._first.clear()
-            self._known.clear()
-        for name in batches.keys() - self._known:
-            self._known.add(name)
-            for slot in batches[name]:
-                self._first[slot] = min(self._first.get(slot, name.batch_id), name.batch_id)
+    def add(self, batch_id: int, slots: Slots) -> None:
+        """Add the slots that a batch fills."""
+        for slot in slots:
+            self._first[slot] = min(self._first.get(slot, batch_id), batch_id)
 
     def is_used(self, slot: SlotOfWorker, *, before: int) -> bool:
         """Return whether a batch with a lower id than `before` fills the slot."""
@@ -138,6 +132,11 @@ class BatchReader:
         """`failing_since` maps each unavailable thing to the clock time of its first failure."""
         self.context = context
         self._failing_since = failing_since
+        self._batches: Mapping[int, BatchView] | None = None
+        self._read = 0
+        """Batches of the view that were looked at, in the order of their ids."""
+        self._unread: dict[int, BatchView] = {}
+        """Those of the run with unknown slots, by id."""
         self._slots = SlotIndex()
         self._slots_of: dict[BatchName, Slots] = {}
 
@@ -169,13 +168,19 @@ class BatchReader:
         """Add the slots of the batches before this one: from the chain, from the journal and, if
         others judge them, from their content. Raises ApiError while a batch is not available.
         """
-        known = {}
-        for batch in list(self.context.view.batches.values()):
-            if batch.run_id == self.context.run_id:
-                slots = await self._slots_in(batch, before)
-                if slots is not None:
-                    known[batch.name] = slots
-        self._slots.refresh(known)
+        batches = self.context.view.batches
+        if batches is not self._batches:
+            # A view that is rewound after a reorganisation has other batches.
+            self._batches, self._read = batches, 0
+            self._slots, self._unread = SlotIndex(), {}
+        new = list(islice(batches.values(), self._read, None))
+        self._read += len(new)
+        self._unread |= {b.batch_id: b for b in new if b.run_id == self.context.run_id}
+        for batch_id, batch in list(self._unread.items()):
+            slots = await self._slots_in(batch, before)
+            if slots is not None and batches is self._batches:
+                self._slots.add(batch_id, slots)
+                self._unread.pop(batch_id, None)
 
     def claim(
         self, batch: BatchView, entry: BatchEntry, earlier: Container[SlotOfWorker]

@@ -39,7 +39,7 @@ from muster.lab.redteam.trials import Attack, Outcome, Play, Variant
 from muster.protocol.eip712 import Domain, address_of
 from muster.protocol.encoding import file_hash, hex0x, keccak
 from muster.protocol.errors import ApiError, EncodingError
-from muster.protocol.ids import BatchName, Hash32, to_address
+from muster.protocol.ids import Hash32, to_address
 from muster.protocol.messages import Reason
 from muster.protocol.rollouts import SCHEMA, Bounds
 
@@ -75,7 +75,7 @@ def _malleable_signature(stage: Stage, random: Random) -> Outcome:
 
 def _slot_index(delivery: Delivery, batch_id: int) -> SlotIndex:
     index = SlotIndex()
-    index.refresh({BatchName(batch_id, keccak(b"batch")): (_slot(delivery),)})
+    index.add(batch_id, (_slot(delivery),))
     return index
 
 

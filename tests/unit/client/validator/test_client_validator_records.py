@@ -3,14 +3,21 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
-from worlds.client_chain import WORKER_ID, make_batch as batch_of, make_view
+from worlds.client_chain import (
+    WORKER_ID,
+    make_batch as batch_of,
+    make_context,
+    make_view,
+)
 from worlds.client_world import (
     CALIBRATION,
     DOMAIN,
     RULES,
+    RUN,
     VERSION,
     HashEngine,
     make_claim,
@@ -21,8 +28,8 @@ from worlds.client_world import (
 )
 
 from muster.client.validator.batches import (
+    BatchReader,
     SlotIndex,
-    Slots,
     claim_in,
     is_misdeclared,
     slots_of_records,
@@ -58,8 +65,11 @@ def make_record(worker_id: int = 1, step: int = 1, index: int = 0) -> OutcomeRec
     )
 
 
-def slots(batch_id: int, record: OutcomeRecord, root: bytes = b"r") -> dict[BatchName, Slots]:
-    return {BatchName(batch_id, keccak(root)): slots_of_records([record])}
+def filled(*batches: tuple[int, OutcomeRecord]) -> SlotIndex:
+    index = SlotIndex()
+    for batch_id, record in batches:
+        index.add(batch_id, slots_of_records([record]))
+    return index
 
 
 # Outcomes
@@ -100,20 +110,14 @@ def test_journal_with_unknown_entries_is_refused(tmp_path: Path, line: bytes) ->
 
 @pytest.mark.parametrize("slot", [(2, 1, 0), (1, 2, 0), (1, 1, 1)])
 def test_other_slots_are_free(slot: tuple[int, int, int]) -> None:
-    index = SlotIndex()
-    index.refresh(slots(5, make_record()))
-    assert not index.is_used(slot, before=9)
+    assert not filled((5, make_record())).is_used(slot, before=9)
 
 
 @given(st.permutations([1, 2, 3, 4]))
 def test_first_batch_of_a_slot_counts_in_whatever_order_batches_become_known(
     order: list[int],
 ) -> None:
-    index = SlotIndex()
-    known: dict[BatchName, Slots] = {}
-    for batch_id in order:
-        known |= slots(batch_id, make_record())
-        index.refresh(known)
+    index = filled(*((batch_id, make_record()) for batch_id in order))
     assert [index.is_used((1, 1, 0), before=b) for b in (1, 2, 5)] == [False, True, True]
 
 
@@ -121,8 +125,7 @@ def test_first_batch_of_a_slot_counts_in_whatever_order_batches_become_known(
 def test_work_that_was_taken_out_of_a_batch_comes_at_the_place_of_that_batch(
     judged_in: int, is_used: bool
 ) -> None:
-    index = SlotIndex()
-    index.refresh(slots(judged_in, make_record(WORKER_ID, TICKET.step, TICKET.index)))
+    index = filled((judged_in, make_record(WORKER_ID, TICKET.step, TICKET.index)))
     submission = make_submission(TICKET, ROWS)
     taken = replace(batch_of(9, [submission]), split_from=3)
     entry = make_entry(TICKET, submission)
@@ -130,14 +133,44 @@ def test_work_that_was_taken_out_of_a_batch_comes_at_the_place_of_that_batch(
     assert claim.is_slot_used is is_used
 
 
-def test_reorganised_batch_frees_its_slots() -> None:
-    index = SlotIndex()
-    index.refresh(slots(5, make_record()))
-    index.refresh(slots(5, make_record(2), root=b"another"))
-    assert not index.is_used((1, 1, 0), before=9)
-    assert index.is_used((2, 1, 0), before=9)
-    index.refresh({})
-    assert not index.is_used((2, 1, 0), before=9)
+def judged(batch_id: int, record: OutcomeRecord) -> Any:
+    return batch_of(batch_id, [], [record])
+
+
+async def test_reader_looks_at_new_batches_only_and_at_all_after_a_reorganisation() -> None:
+    view: Any = make_view()
+    view.batches = {
+        5: judged(5, make_record()),
+        6: replace(judged(6, make_record()), run_id=RUN + 1),
+    }
+    reader = BatchReader(make_context(view=view, journal=NoJournal()), {})
+    await reader.refresh(before=7)
+    assert reader._slots.is_used((1, 1, 0), before=9)
+    view.batches[7] = judged(7, make_record(2))
+    looked_at: list[int] = []
+    reader._slots_in = noting(reader._slots_in, looked_at)  # type: ignore[method-assign]
+    await reader.refresh(before=8)
+    assert looked_at == [7]
+    assert reader._slots.is_used((2, 1, 0), before=9)
+    view.batches = {5: replace(judged(5, make_record(3)), root=keccak(b"another"))}
+    await reader.refresh(before=8)
+    assert not reader._slots.is_used((1, 1, 0), before=9)
+    assert reader._slots.is_used((3, 1, 0), before=9)
+
+
+def noting(call: Any, looked_at: list[int]) -> Any:
+    async def noted(batch: Any, before: int) -> Any:
+        looked_at.append(batch.batch_id)
+        return await call(batch, before)
+
+    return noted
+
+
+class NoJournal:
+    """Has judged nothing."""
+
+    def judged(self, _name: BatchName) -> None:
+        return None
 
 
 # Evidence
