@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from muster.chain import ChainView, Event, LeasedWork, WorkerStatus
+from muster.chain import ChainView, CourtTerms, Event, LeasedWork, WorkerStatus
 from muster.client.tickets import KnownPolicy, TicketTerms
 from muster.lifecycle import uptime_s
 from muster.protocol.eip712 import Domain
@@ -142,6 +142,35 @@ def settled_at(
             ends.append(run.fraud_closes_at(batch.posted_at or 0, challenge_window_s))
     is_disputed = any(not c.closed and c.run_id == run_id for c in view.cases.values())
     return None if is_disputed else max(ends)
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Time windows on chain."""
+
+    outcome_deadline_s: int
+    """Seconds after a commitment by which outcomes are due."""
+    appeal_s: int
+    """Seconds after that deadline during which judges of the network can be called."""
+    challenge_window_s: int
+    """Seconds after outcomes during which they may be challenged."""
+    court: CourtTerms
+    """The court's terms."""
+
+    @property
+    def longest_s(self) -> int:
+        """Seconds from a commitment until work is judged or void, whoever is silent."""
+        return self.outcome_deadline_s + self.appeal_s + self.court.jury_time
+
+
+async def read_times(chain: Chain) -> Times:
+    """Return the time windows on chain."""
+    return Times(
+        outcome_deadline_s=await chain.ledger.outcome_deadline(),
+        appeal_s=await chain.ledger.appeal_time(),
+        challenge_window_s=await chain.ledger.challenge_window(),
+        court=await chain.court.terms(),
+    )
 
 
 class ChainClock:

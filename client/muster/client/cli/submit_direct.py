@@ -136,10 +136,11 @@ async def _open_duty(
     """Open the journal, the chain and the rooms; yields the duty, and what updates its view."""
     from muster.api import OrchestratorApi
     from muster.chain import Chain, ChainView, EventReader, apply_poll
+    from muster.client.chain_facts import read_times
     from muster.client.preflight import find_run
     from muster.client.sources import Sources
     from muster.client.worker.context import NodeContext
-    from muster.client.worker.silence import SilenceDuty, read_times
+    from muster.client.worker.silence import SilenceDuty
 
     async with AsyncExitStack() as stack:
         key = sender.key if sender else None

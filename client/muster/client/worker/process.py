@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from muster.chain import Chain
+from muster.client.chain_facts import Times, read_times
 from muster.client.connections import EngineFactory, connect, load_engine, make_engine, with_context
 from muster.client.preflight import coins_of, gas_money, require_fit
 from muster.client.quantities import format_coins, format_tokens
@@ -17,7 +18,7 @@ from muster.client.settings import WorkerSettings
 from muster.client.worker.context import Station, WorkerContext
 from muster.client.worker.journal import SubmissionJournal
 from muster.client.worker.loop import WorkerLoop, require_good_standing
-from muster.client.worker.silence import SilenceDuty, Times, read_times
+from muster.client.worker.silence import SilenceDuty
 from muster.lifecycle import run_beside
 from muster.tasks import require_pinned
 from muster.wallet import Wallet

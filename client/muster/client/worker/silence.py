@@ -26,10 +26,9 @@ from muster.chain.structs import (
     ZERO_ADDRESS,
     BatchStatus,
     CommittedWork,
-    CourtTerms,
     LeasedWork,
 )
-from muster.client.chain_facts import ChainClock, entry_of
+from muster.client.chain_facts import ChainClock, Times, entry_of
 from muster.client.disputes.cases import eligible_jurors
 from muster.client.disputes.claims import OVERTAKEN, claim, close_case
 from muster.client.outage import Steps, serve_forever
@@ -90,35 +89,6 @@ class SilenceStep(StrEnum):
     """Get the bond back, because the work is judged or void."""
     SETTLE = "settle"
     """Close a case whose jury is out of time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """Time windows on chain."""
-
-    outcome_deadline_s: int
-    """Seconds after a commitment by which outcomes are due."""
-    appeal_s: int
-    """Seconds after that deadline during which judges of the network can be called."""
-    challenge_window_s: int
-    """Seconds after outcomes during which they may be challenged."""
-    court: CourtTerms
-    """The court's terms."""
-
-    @property
-    def longest_s(self) -> int:
-        """Seconds from a commitment until work is judged or void, whoever is silent."""
-        return self.outcome_deadline_s + self.appeal_s + self.court.jury_time
-
-
-async def read_times(chain: Chain) -> Times:
-    """Return the time windows on chain."""
-    return Times(
-        outcome_deadline_s=await chain.ledger.outcome_deadline(),
-        appeal_s=await chain.ledger.appeal_time(),
-        challenge_window_s=await chain.ledger.challenge_window(),
-        court=await chain.court.terms(),
-    )
 
 
 def next_step(

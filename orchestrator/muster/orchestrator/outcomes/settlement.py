@@ -11,16 +11,14 @@ import logging
 import time
 from collections.abc import Callable
 
-from muster.chain import Batch, CaseView, ChainView, OutcomeProof, SlashState
-from muster.chain.conversion import lenient_reason
-from muster.chain.doubles import tag_of
-from muster.chain.structs import Offence
+from muster.chain import Batch, OutcomeProof, SlashState
+from muster.chain.frauds import charge_of
 from muster.orchestrator.outcomes.breaker import suspects
 from muster.orchestrator.ports import ChainPort, Constants
 from muster.orchestrator.projection import Judged, Projection
 from muster.protocol.errors import ChainError
 from muster.protocol.ids import Address, RunId, Step
-from muster.protocol.jury import Ruling, summons_of
+from muster.protocol.jury import summons_of
 from muster.protocol.messages import Verdict
 
 OutcomePlace = tuple[int, int]
@@ -54,20 +52,19 @@ class Settlement:
         run_id = self._projection.run_id
         executed = {(s.owner, s.offence, s.tag) for s in view.slashes if s.run_id == run_id}
         done = {(slash.batch_id, slash.position) for slash in view.slashes}
-        overturned = {
-            (case.batch_id, case.position): case
+        overturned = (
+            (case.batch_id, case.position)
             for case in view.cases.values()
             if case.overturned and case.run_id == run_id
-        }
+        )
         return [
             place
             for place in dict.fromkeys([*self._projection.frauds, *overturned])
             if place not in done
             and self._projection.batch(place[0]) is not None
-            and self._filed(place) not in executed
-            and view.standing_verdict(*place) is Verdict.FRAUD
+            and (charge := charge_of(view, *place)) is not None
+            and charge not in executed
             and not self._waits(place, failing_check)
-            and _is_proven(view, overturned.get(place))
         ]
 
     def _waits(self, place: OutcomePlace, failing_check: int | None) -> bool:
@@ -92,24 +89,6 @@ class Settlement:
             return False
         closes_at = run.fraud_closes_at(batch.posted_at, self.challenge_window_s)
         return self._now() < closes_at or place in self._projection.disputed
-
-    def _filed(self, place: OutcomePlace) -> tuple[Address, Offence, int] | None:
-        """Return the key of a fraud: a slot is slashed only once, whatever its batch."""
-        view = self._projection.view
-        record = (view.batches[place[0]].records or ())[place[1]]
-        worker = view.worker_by_id.get(record.worker_id)
-        owner = None if worker is None else worker.address
-        tag = record.step << 32 | record.index
-        case = view.cases.get(record.leaf(*place))
-        reason = record.reason
-        if case is not None and case.overturned:
-            # Jurors may vote for a reason that this version does not know.
-            reason = lenient_reason(case.ruling & 0xFF)
-            about = view.batches[place[0]].claim_about(case).submission
-            owner, tag = about.worker, tag_of(about)
-        is_exact = Ruling(Verdict.FRAUD, reason).is_exact
-        offence = Offence.EXACT_FRAUD if is_exact else Offence.FRAUD
-        return None if owner is None else (owner, offence, tag)
 
     def to_finalise(self) -> list[OutcomePlace]:
         """Return the executed frauds that nobody can challenge any more, with stake in escrow."""
@@ -192,10 +171,3 @@ class Payments:
             self._known.clear()
         self._known[slot] = (paid, self._monotonic())
         return paid
-
-
-def _is_proven(view: ChainView, case: CaseView | None) -> bool:
-    """Return whether a case does not keep the ledger from executing a fraud: what a jury found is
-    executed only where a claim proved what the batch holds.
-    """
-    return case is None or case.is_summons or view.batches[case.batch_id].is_proven_in(case)

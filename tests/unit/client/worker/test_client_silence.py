@@ -38,6 +38,7 @@ from muster.chain import (
     StreamItem,
     WorkerStatus,
 )
+from muster.client.chain_facts import Times
 from muster.client.outage import Outage
 from muster.client.sources import named_sources
 from muster.client.worker import loop
@@ -50,7 +51,6 @@ from muster.client.worker.silence import (
     Judged,
     SilenceDuty,
     SilenceStep,
-    Times,
     find_batch,
     next_step,
 )
