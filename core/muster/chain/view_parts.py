@@ -596,6 +596,8 @@ class CaseView:
     """Signers and jurors that were fined in this case."""
     closed_tx: str | None = None
     """The closing transaction."""
+    closed_at: int = 0
+    """Time of its closing; 0 while it is open."""
 
     @property
     def is_summons(self) -> bool:

@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 from chain_recording import record, run_command
 from chain_scenario import (
+    ACCEPT,
     CHEATER,
     HONEST,
     NO_RUN,
@@ -19,6 +20,7 @@ from chain_scenario import (
     PRICE,
     REJECT,
     TOKEN,
+    VALIDATORS,
     WINDOW_S,
     Scenario,
     accepted,
@@ -27,12 +29,15 @@ from chain_scenario import (
     play,
 )
 
+from muster.chain import PauseCause
 from muster.chain.rpc import Rpc
 from muster.client.audit.contradictions import Check, Contradiction, Kind, NotRerun
 from muster.client.audit.history import HistorySource, read
 from muster.client.audit.ledger import Ledger
 from muster.client.audit.observed import observe
 from muster.client.audit.report import build_report
+from muster.client.quantities import format_time
+from muster.protocol.encoding import keccak
 from muster.protocol.ids import RunId, to_address
 from muster.protocol.jury import BENCH
 from muster.protocol.messages import Verdict
@@ -159,7 +164,8 @@ async def test_an_overdue_batch_is_noted_with_who_may_do_what(net: Scenario) -> 
     assert note.endswith("0.001 tokens wait with it")
     await net.pass_time(WINDOW_S)
     (note,) = await notes_of(net)
-    assert "anybody declares it void (ContributionLedger.voidBatch), since 20" in note
+    act = f"muster dispute settle {batch_id}:0, ContributionLedger.voidBatch"
+    assert f"anybody declares it void ({act}), since 20" in note
     header = (await net.view()).batches[batch_id].header()
     await net.of(OWNER).ledger.void_batch(header)
     assert await notes_of(net) == []
@@ -173,8 +179,8 @@ async def test_an_overdue_case_is_noted_until_somebody_closes_it(net: Scenario) 
     assert await notes_of(net) == []
     await net.pass_time(PARAMETERS.vote_commit_s + PARAMETERS.vote_reveal_s)
     (note,) = await notes_of(net)
-    assert f"case 1 about {batch_id}:0 is open: anybody closes it" in note
-    assert "DisputeCourt.settle" in note
+    act = f"muster dispute settle {batch_id}:0, DisputeCourt.settle"
+    assert f"case 1 about {batch_id}:0 is open: anybody closes it ({act})" in note
     # Its bond, and the pay of the outcome.
     worth = (PARAMETERS.bond + submission.units * PRICE) / TOKEN
     assert note.endswith(f"{worth:g} tokens wait with it")
@@ -193,6 +199,40 @@ async def test_an_overdue_summons_is_the_case_that_waits_and_not_its_batch(net: 
     assert "DisputeCourt.settleSummoned" in note
 
 
+async def test_stake_that_nobody_takes_is_noted_with_when_it_can_leave(net: Scenario) -> None:
+    submission = net.submission(CHEATER, 0)
+    batch_id = await net.judge(submission, fraud(2, submission))
+    (note,) = await notes_of(net)
+    assert f"{batch_id}:0 is fraud, and nobody took the stake of {CHEATER.address}" in note
+    assert "can withdraw it one unbonding period after it asks, and has not asked" in note
+    act = f"muster dispute settle {batch_id}:0, ContributionLedger.executeFraud"
+    assert f"anybody takes it ({act}), since 20" in note
+    # A quarter of 100 tokens, for an exact fraud.
+    assert note.endswith("25 tokens wait with it")
+    await net.of(CHEATER).workers.exit(net.run_id)
+    leaves_at = (await net.view()).stake(net.run_id, CHEATER.address).withdrawable_at
+    (note,) = await notes_of(net)
+    assert f"can withdraw 100 tokens from {format_time(leaves_at)}" in note
+    await net.of(VALIDATORS[0]).runs.pause_slashing(
+        net.run_id, PauseCause.CORRELATED_FAILURES, 0, keccak(b"evidence")
+    )
+    assert await notes_of(net) == []
+    await net.pass_time(PARAMETERS.slash_pause_s)
+    await net.pass_time(PARAMETERS.unbonding_s)
+    await net.of(CHEATER).vault.withdraw(net.run_id)
+    (note,) = await notes_of(net)
+    assert "which has none left" in note
+    assert note.endswith("0 tokens wait with it")
+
+
+async def test_work_that_a_jury_acquits_or_nobody_calls_fraud_is_not_noted(net: Scenario) -> None:
+    submission, honest = net.submission(CHEATER, 0), net.submission(HONEST, 0)
+    await net.judge(honest, accepted(1, honest))
+    batch_id = await net.judge(submission, fraud(2, submission))
+    await net.dispute(await net.proof(batch_id, 0), submission, CHEATER, ACCEPT)
+    assert await notes_of(net) == []
+
+
 async def test_stake_that_nobody_releases_is_noted(net: Scenario) -> None:
     submission = net.submission(CHEATER, 0)
     batch_id = await net.judge(submission, fraud(2, submission))
@@ -202,7 +242,7 @@ async def test_stake_that_nobody_releases_is_noted(net: Scenario) -> None:
     await net.pass_time(WINDOW_S)
     (note,) = await notes_of(net)
     assert f"a fraud cost {CHEATER.address} is held in escrow" in note
-    assert "finaliseFraud" in note
+    assert f"(muster dispute settle {batch_id}:0, ContributionLedger.finaliseFraud)" in note
     await net.of(OWNER).ledger.finalise_fraud(proof)
     assert await notes_of(net) == []
 

@@ -14,15 +14,15 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.chain import BatchView, CaseView, PaymentView, SlashState, SlashView
+from muster.chain import BatchView, PaymentView, SlashState
 from muster.client.audit.contradictions import Check, Contradiction, Kind, NotRerun, summarise
 from muster.client.audit.ledger import Ledger
-from muster.client.audit.observed import Observed, Parameters
+from muster.client.audit.observed import Observed
 from muster.client.audit.outcome_table import OutcomeTable, at_row
 from muster.client.chain_facts import OutcomePlace
-from muster.client.quantities import format_time, format_tokens
+from muster.client.quantities import format_tokens
 from muster.protocol.ids import Address, RunId
-from muster.protocol.jury import BENCH, summons_of
+from muster.protocol.jury import BENCH
 from muster.protocol.messages import Verdict
 
 # Slots and payments
@@ -391,111 +391,3 @@ def held_stake(view: Ledger) -> int:
 def held_reward(view: Ledger) -> int:
     """Return the money in wei that RewardEscrow must hold according to the events."""
     return sum(run.available_wei + run.reserved_wei for run in view.runs.values())
-
-
-# Money that waits past a deadline. Nobody is obliged to settle it, so it contradicts nothing: a
-# note says since when it waits, who may settle it and how, and the amount. Other checks find wrong
-# payments.
-
-
-@dataclass(frozen=True, slots=True)
-class Overdue:
-    """One unsettled item."""
-
-    what: str
-    """The item, and who may settle it with which call."""
-    since: int
-    """Unix seconds of its deadline."""
-    wei: int
-    """Money that waits with it."""
-
-    def __str__(self) -> str:
-        since, tokens = format_time(self.since), format_tokens(self.wei)
-        return f"{self.what}, since {since}; {tokens} tokens wait with it"
-
-
-def waiting(view: Ledger, parameters: Parameters, now: int) -> Check:
-    """Return the check that lists what is overdue at chain time `now`, most money first."""
-    found = [
-        *_overdue_batches(view, parameters, now),
-        *_overdue_cases(view, parameters, now),
-        *_overdue_escrows(view, parameters, now),
-    ]
-    found.sort(key=lambda each: (-each.wei, each.since))
-    wei = sum(each.wei for each in found)
-    what = f"{len(found)} wait past it, with {format_tokens(wei)} tokens"
-    return summarise(
-        "everything past its deadline is settled",
-        [],
-        what if found else "all of it",
-        notes=map(str, found),
-        is_open=bool(found),
-    )
-
-
-def _overdue_batches(view: Ledger, parameters: Parameters, now: int) -> Iterator[Overdue]:
-    for batch in view.batches.values():
-        case = view.cases.get(summons_of(batch.batch_id))
-        if batch.records is not None or batch.is_void or (case is not None and not case.closed):
-            continue
-        due_at = batch.due_at(parameters.outcome_deadline_s)
-        # Jurors can be called during one challenge window after the deadline.
-        if now >= due_at:
-            appeal_ends_at = due_at + parameters.challenge_window_s
-            yield _overdue_batch(batch, due_at, appeal_ends_at, now, is_summoned=case is not None)
-
-
-def _overdue_batch(
-    batch: BatchView, due_at: int, appeal_ends_at: int, now: int, *, is_summoned: bool
-) -> Overdue:
-    wei = batch.units * batch.price_per_unit
-    name = f"batch {batch.batch_id} of run {batch.run_id} has no outcomes"
-    if now < appeal_ends_at and not is_summoned:
-        until = format_time(appeal_ends_at)
-        act = "a worker takes its work out and calls judges (muster worker submit-direct)"
-        return Overdue(f"{name}: until {until} {act}", due_at, wei)
-    act = "anybody declares it void (ContributionLedger.voidBatch)"
-    return Overdue(f"{name}: {act}", max(due_at, appeal_ends_at), wei)
-
-
-def _overdue_cases(view: Ledger, parameters: Parameters, now: int) -> Iterator[Overdue]:
-    for case in view.cases.values():
-        due_at = case.opened_at + parameters.jury_time_s
-        if not case.closed and now >= due_at:
-            act = "settleSummoned" if case.is_summons else "settle"
-            what = f"case {case.number} about {case.batch_id}:{case.position} is open"
-            yield Overdue(
-                f"{what}: anybody closes it (muster dispute settle, DisputeCourt.{act})",
-                due_at,
-                _stakes(view, case, parameters.bond),
-            )
-
-
-def _stakes(view: Ledger, case: CaseView, bond: int) -> int:
-    """Return the bonds of a case plus the price of the work that it is about."""
-    bonds, batch = bond * len(case.claims), view.batches.get(case.batch_id)
-    record = view.record_at(case.batch_id, case.position)
-    if batch is None or (batch.records and record is None):
-        return bonds
-    return bonds + (record or batch).units * batch.price_per_unit
-
-
-def _overdue_escrows(view: Ledger, parameters: Parameters, now: int) -> Iterator[Overdue]:
-    for slash in view.slashes:
-        if slash.state is not SlashState.ESCROWED:
-            continue
-        closes_at = _closes_at(view, slash, parameters.challenge_window_s)
-        if closes_at is not None and now >= closes_at:
-            what = f"stake that a fraud cost {slash.owner} is held in escrow"
-            act = "anybody releases it (ContributionLedger.finaliseFraud)"
-            yield Overdue(f"{what}: {act}", closes_at, slash.amount_wei)
-
-
-def _closes_at(view: Ledger, slash: SlashView, window_s: int) -> int | None:
-    """Return when a fraud is final; None while a case about it is open, or if it is no fraud."""
-    batch = view.batch_of(slash)
-    run = view.runs.get(slash.run_id)
-    case = view.cases.get(slash.leaf) if slash.leaf is not None else None
-    if batch is None or batch.posted_at is None or run is None or (case and not case.closed):
-        return None
-    return run.fraud_closes_at(batch.posted_at, window_s)

@@ -26,7 +26,7 @@ from muster.chain import (
     losses,
     reason_of,
 )
-from muster.client.audit import calls, disputes, money, stakes, work
+from muster.client.audit import calls, disputes, money, overdue, stakes, work
 from muster.client.audit.contradictions import Check, Contradiction
 from muster.client.audit.ledger import Ledger, of_run
 from muster.client.audit.observed import Observed
@@ -301,7 +301,7 @@ def _run_checks(
         disputes.cases(view, domain),
         disputes.juries(view, observed),
         disputes.money(view, observed, whole),
-        money.waiting(view, parameters, observed.timestamp),
+        overdue.waiting(view, table, parameters, observed.timestamp),
         money.sums(whole, observed, view.runs),
     ]
 

@@ -1,15 +1,20 @@
-"""`muster dispute`: claim another ruling than the recorded one, list cases, settle them."""
+"""`muster dispute`: claim another ruling than the recorded one, list cases, settle them and what
+follows from them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from muster.chain import (
+    BatchView,
+    CaseView,
     Chain,
     ChainView,
     EventReader,
@@ -21,6 +26,7 @@ from muster.chain import (
 from muster.chain.structs import CommittedWork
 from muster.client.cli.options import (
     FILE,
+    FOLDER,
     acting_options,
     agree,
     endpoint,
@@ -50,14 +56,22 @@ from muster.client.disputes.claims import (
     settle,
     until_decided,
 )
+from muster.client.disputes.unsettled import (
+    OpenStep,
+    Unsettled,
+    find_work,
+    send,
+    told,
+    unsettled,
+)
 from muster.client.preflight import find_run
-from muster.protocol.errors import ApiError, ConfigError, NotYet
+from muster.protocol.errors import ApiError, ConfigError, ContractRevert, NotYet
 from muster.protocol.ids import Hash32, RunId
 from muster.protocol.jury import summons_of
 
 if TYPE_CHECKING:
     from muster.api import BatchEntry
-    from muster.client.sources import Sources
+    from muster.client.sources import Signer, Sources
 
 
 ROOM_TRIES = 5
@@ -84,21 +98,26 @@ async def _find(chain: Chain, submission: str) -> tuple[SubmissionPlace, Read]:
     return find_outcome(await read(), submission), read
 
 
-async def _follow(chain: Chain, read: Read, case_id: Hash32, *, to_the_end: bool) -> Settled:
-    """Settle a case; with `to_the_end`, wait until it is decided."""
-    if to_the_end:
-        await until_decided(chain, read, case_id, await chain.court.terms(), _say)
-    settled = await settle(chain, read, case_id)
-    for line in describe_settled(settled):
-        _say(line)
-    return settled
+async def _follow(chain: Chain, read: Read, case_id: Hash32) -> Settled:
+    """Wait until a case is decided, and settle it."""
+    await until_decided(chain, read, case_id, await chain.court.terms(), _say)
+    return await settle(chain, read, case_id)
 
 
 def _say(line: str) -> None:
-    click.echo(line, err=True)
+    click.echo(printable(line), err=True)
+
+
+def _say_settled(settled: Settled) -> None:
+    for line in describe_settled(settled):
+        _say(line)
 
 
 # Commands
+
+source_option = click.option(
+    "--source", multiple=True, metavar="URL", help="Server of work and files; repeatable."
+)
 
 
 @click.group()
@@ -113,9 +132,7 @@ def dispute() -> None:
 @click.option("--file", type=FILE, help="The submission's file. [default: the orchestrator's]")
 @orchestrator_option
 @relay_option
-@click.option(
-    "--source", multiple=True, metavar="URL", help="Server of work and files; repeatable."
-)
+@source_option
 @click.option("--wait", is_flag=True, help="Wait until the jury is done, then settle the case.")
 @acting_options
 def dispute_open(keystore: Path, password_file: Path | None, **options: Any) -> None:
@@ -144,7 +161,9 @@ async def _open(key: bytes, options: dict[str, Any]) -> None:
             click.echo(leaf)
         settled = None
         if options["wait"]:
-            settled = await _follow(chain, read, case_id, to_the_end=True)
+            settled = await _follow(chain, read, case_id)
+            _say_settled(settled)
+            await _say_what_is_left(chain, await read(), options["submission"])
         else:
             case, terms = (await read()).cases[case_id], await chain.court.terms()
             _say(f"claimed: {next_of(case, terms, await chain.now())}")
@@ -277,16 +296,25 @@ async def _list(options: dict[str, Any]) -> list[dict[str, Any]]:
 @key_options
 @click.argument("submission", metavar="SUBMISSION")
 @click.option("--wait", is_flag=True, help="Wait until the case is decided.")
+@orchestrator_option
+@source_option
+@click.option("--evidence", type=FOLDER, multiple=True, help="Copy of the evidence; repeatable.")
 @looking_options
 def dispute_settle(keystore: Path, password_file: Path | None, **options: Any) -> None:
-    """End a case: close it, fine the accounts that it finds at fault, pay its jurors.
+    """Send what is due about a submission: end its case, take the stake that a fraud costs.
 
-    Any account may do so once all jurors voted or their time is over. Usually a juror's process
-    does it first. Repeating the command is harmless.
+    A case is closed once all jurors voted or their time is over; then those at fault are fined, and
+    jurors are paid. The stake of a fraud is taken at once, and burned and shared once the fraud is
+    final. A batch that nobody judged in time is declared void. Any account may do all of it.
+    Usually jurors' processes and the orchestrator do it first. Repeating the command is harmless.
+
+    To take stake, the command needs the work with its proof: of a fraud that no claim proved on
+    chain, --orchestrator, --source or --evidence shows it.
 
     \b
-    Example:
+    Examples:
       muster dispute settle 12:3 --keystore worker.json
+      muster dispute settle 12:3 --keystore auditor.json --evidence files
     """
     asyncio.run(_settle(open_keystore(keystore, password_file).key, options))
 
@@ -294,18 +322,98 @@ def dispute_settle(keystore: Path, password_file: Path | None, **options: Any) -
 async def _settle(key: bytes, options: dict[str, Any]) -> None:
     async with await Chain.connect(*endpoint(options), key=key) as chain:
         place, read = await _find(chain, options["submission"])
-        case_id = _existing(await read(), place, options["submission"])
-        settled = await _follow(chain, read, case_id, to_the_end=options["wait"])
+        case_id, settled, refused = _case_of(await read(), place), Settled(), None
+        if case_id is not None:
+            try:
+                settled = await (_follow if options["wait"] else settle)(chain, read, case_id)
+                _say_settled(settled)
+            except ContractRevert as error:
+                # The jury has time left. The stake may not wait for it: it could be withdrawn.
+                refused = error
+        sent, left = await _take_steps(key, chain, read, options)
+    if refused is not None:
+        raise refused
+    if left is None and case_id is None:
+        raise ConfigError(
+            f"submission {options['submission']} has no case, and stands as no fraud",
+            hint="see muster dispute list; muster dispute open claims that an outcome is wrong",
+        )
+    if left is not None and left.words:
+        _say(left.words)
+    elif case_id is None and not sent:
+        _say("nothing was left to do")
     if options["as_json"]:
-        print_json(settled.to_json())
+        print_json(settled.to_json() | {"sent": sent, "left": left.words if left else ""})
 
 
-def _existing(view: ChainView, place: SubmissionPlace, text: str) -> Hash32:
+def _case_of(view: ChainView, place: SubmissionPlace) -> Hash32 | None:
     """Return the id of a submission's case, about its verdict or its summons."""
-    for case_id in (case_id_of(place), summons_of(place.batch.batch_id)):
-        if case_id in view.cases:
-            return case_id
-    raise ConfigError(
-        f"submission {text} has no case",
-        hint="see muster dispute list; muster dispute open claims that an outcome is wrong",
-    )
+    named = (case_id_of(place), summons_of(place.batch.batch_id))
+    return next((case_id for case_id in named if case_id in view.cases), None)
+
+
+# What is due besides the case
+
+
+async def _take_steps(
+    key: bytes, chain: Chain, read: Read, options: dict[str, Any]
+) -> tuple[dict[OpenStep, str], Unsettled | None]:
+    """Take every step that is possible now for the submission; returns the transactions, and what
+    is left.
+    """
+    from muster.client.chain_facts import read_times
+    from muster.client.sources import Signer
+
+    times, sent, tried = await read_times(chain), dict[OpenStep, str](), set[OpenStep]()
+    while True:
+        view = await read()
+        place = find_outcome(view, options["submission"])
+        left = unsettled(view, place, await chain.now(), times)
+        if left is None or left.step is None or left.step in tried:
+            return sent, left
+        tried.add(left.step)
+        case = view.cases.get(case_id_of(place))
+        signer = Signer(
+            key,
+            chain.domain("ContributionLedger"),
+            view.runs[place.batch.run_id].config.orchestrator,
+        )
+        receipt = await send(
+            chain, left.step, place, partial(_committed_work, place, case, signer, options)
+        )
+        if receipt is not None:
+            sent[left.step] = receipt.tx_hash
+            _say(told(left.step, place, receipt))
+
+
+async def _committed_work(
+    place: SubmissionPlace, case: CaseView | None, signer: Signer, options: dict[str, Any]
+) -> CommittedWork:
+    """Return the work that a fraud is about: from the chain, copies or servers."""
+    from muster.client.sources import Sources
+
+    own = [url for url in (options["orchestrator"],) if url]
+    copied = await asyncio.to_thread(_copied, options["evidence"], place.batch)
+    async with Sources([*own, *options["source"]], signer=signer) as sources:
+        return await find_work(place, case, sources, copied)
+
+
+def _copied(folders: Sequence[Path], batch: BatchView) -> list[BatchEntry] | None:
+    """Return a batch's submissions from copies of the evidence; None if no copy holds them all."""
+    from muster.client.audit.evidence import EvidenceFolders
+
+    store = EvidenceFolders(folders)
+    return store.composition(batch) or store.entries(batch)
+
+
+async def _say_what_is_left(chain: Chain, view: ChainView, submission: str) -> None:
+    """Say how the stake that a fraud costs is taken if the orchestrator does not take it."""
+    from muster.client.chain_facts import read_times
+
+    place = find_outcome(view, submission)
+    left = unsettled(view, place, await chain.now(), await read_times(chain))
+    if left is not None and left.step is OpenStep.EXECUTE:
+        _say(
+            "the orchestrator takes the stake that this fraud costs, or any account: "
+            f"muster dispute settle {submission} --keystore FILE"
+        )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from muster.chain import CaseView, ChainView, CourtTerms, RunView
+from muster.chain.frauds import awaits_execution
 from muster.chain.structs import Offence
 from muster.client.quantities import format_time, format_tokens
 from muster.protocol.encoding import hex0x
@@ -97,16 +98,29 @@ def fees_due(case: CaseView) -> list[Address]:
 # What happens next
 
 
-def next_of(case: CaseView, terms: CourtTerms, now: float, *, remaining: int = 0) -> str:
+def settle_command(batch_id: int, position: int) -> str:
+    """Return the command that sends what is due about a submission."""
+    return f"muster dispute settle {batch_id}:{position} --keystore FILE"
+
+
+def next_of(
+    case: CaseView,
+    terms: CourtTerms,
+    now: float,
+    *,
+    remaining: int = 0,
+    is_unexecuted: bool = False,
+) -> str:
     """Return what happens next in a case, who does it, and by when."""
     phase, deadline = phase_of(case, terms, now)
-    settle = f"muster dispute settle {case.batch_id}:{case.position} --keystore FILE"
+    settle = settle_command(case.batch_id, case.position)
     if phase in ("overturned", "upheld"):
-        if not remaining:
+        left = [f"{count(remaining, 'account')} can be fined for it"] if remaining else []
+        if is_unexecuted:
+            left.append("the stake that the fraud costs can be taken")
+        if not left:
             return "nothing: the case is over"
-        return (
-            f"{count(remaining, 'account')} can be fined for it; any account may do that: {settle}"
-        )
+        return f"{'; '.join(left)}; any account may do that: {settle}"
     if phase == "to settle":
         return f"the jury is done: jurors settle the case, or you do: {settle}"
     who = {
@@ -188,10 +202,22 @@ def describe_case(view: ChainView, case: CaseView, terms: CourtTerms, now: float
         "votes": {juror: ruling_words(vote) for juror, vote in case.votes.items()},
         "deadline": deadline,
         "ending": ending_of(case) if case.closed else None,
-        "next": next_of(case, terms, now, remaining=len(penalties)),
+        "next": next_of(
+            case,
+            terms,
+            now,
+            remaining=len(penalties),
+            is_unexecuted=_is_unexecuted(view, case, terms),
+        ),
         "to_fine": [each.account for each in penalties],
         "fees_due": fees_due(case),
     }
+
+
+def _is_unexecuted(view: ChainView, case: CaseView, terms: CourtTerms) -> bool:
+    if not case.closed or case.ruling >> 8 != Verdict.FRAUD:
+        return False
+    return awaits_execution(view, case.batch_id, case.position, commit_time_s=terms.commit_time)
 
 
 CASE_COLUMNS = ("submission", "case", "recorded", "claimed", "phase", "jurors", "deadline")

@@ -297,6 +297,10 @@ HINTS = {
     ),
     "CourtNoJurors": "nobody of the bench may sit on this case: muster run show counts them",
     "LedgerNotJudged": "nobody judged it: its worker calls judges, muster worker submit-direct",
+    "LedgerInvalidSubmission": (
+        "the source shows a wrong signature: name another one; or the record names other work than "
+        "the batch holds: muster audit run --evidence FILES --report reports its signers"
+    ),
 }
 """Hints for errors of the court or the ledger."""
 OVERTAKEN = frozenset({"CourtNoOpenCase", "CourtNothingDue", "VaultOffenceSettled"})
@@ -429,4 +433,5 @@ def describe_settled(settled: Settled) -> list[str]:
     lines += [f"fined {who}, {tx}" for who, tx in settled.fined.items()]
     lines += [f"paid juror {who}, {tx}" for who, tx in settled.collected.items()]
     lines += [f"could not fine {who}: {why}" for who, why in settled.refused.items()]
-    return lines or ["nothing was left to do: the case is closed, nobody is left to fine or pay"]
+    done = "nothing was left to do in the case: it is closed, nobody is left to fine or pay"
+    return lines or [done]

@@ -23,8 +23,14 @@ from muster.chain import (
     loss_of,
 )
 from muster.chain.conversion import lenient_reason
+from muster.chain.frauds import awaits_execution
 from muster.chain.structs import BatchStatus
-from muster.client.disputes.cases import describe_case, eligible_jurors, name_of
+from muster.client.disputes.cases import (
+    describe_case,
+    eligible_jurors,
+    name_of,
+    settle_command,
+)
 from muster.client.preflight import gas_money
 from muster.client.quantities import format_coins, format_duration, format_time, format_tokens
 from muster.protocol.jury import summons_of
@@ -130,6 +136,9 @@ def _describe_unjudged(
         "--orchestrator URL"
         if can_appeal and case is None
         else None,
+        "void": settle_command(batch.batch_id, place.position)
+        if state in ("due", "withheld") and not can_appeal and (case is None or case.closed)
+        else None,
         "case": None if case is None else describe_case(view, case, money.terms, money.now),
     }
 
@@ -172,6 +181,9 @@ def _describe_outcome(
             "transaction": slash.tx_hash,
             "in_all": _in_all(view, slash),
         },
+        "execute": settle_command(*outcome)
+        if awaits_execution(view, *outcome, commit_time_s=money.terms.commit_time)
+        else None,
     } | describe_recourse(view, place, money)
 
 
@@ -230,7 +242,8 @@ def _unjudged_facts(found: dict[str, Any]) -> dict[str, Any]:
     return {
         "judged": words,
         "paid": "no: only accepted work is",
-        "to do": found["appeal"],
+        "to do": found["appeal"]
+        or (f"any account may declare it void: {found['void']}" if found["void"] else None),
         "judges": None if case is None else [case["ending"] or case["phase"], case["next"]],
     }
 
@@ -255,7 +268,7 @@ def _outcome_facts(found: dict[str, Any]) -> dict[str, Any]:
         if code
         else None,
         "to do": reason.advice if reason and reason.advice else None,
-        "slashed": _slash(found["slash"]),
+        "slashed": _slash(found["slash"]) or _unexecuted(found["execute"]),
         "paid": _paid(payment, found["run"]),
     } | recourse_facts(found)
 
@@ -270,6 +283,12 @@ def _slash(slash: dict[str, Any] | None) -> list[str] | None:
         words if taken else f"nothing: no stake was left to take, {tx}",
         f"in all: {slash['in_all']['words']}",
     ]
+
+
+def _unexecuted(command: str | None) -> str | None:
+    if command is None:
+        return None
+    return f"not yet: the orchestrator takes the stake, or any account may: {command}"
 
 
 def _paid(payment: dict[str, Any], run: int) -> str:

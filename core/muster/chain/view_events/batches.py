@@ -206,7 +206,7 @@ def on_case_closed(view: ChainTables, event: Event, args: Arguments) -> None:
     case = view.cases[args["case_id"]]
     case.status, case.ruling = CaseStatus.of(args["status"]), args["ruling"]
     case.reporter, case.fee_wei = args["reporter"], args["fee"]
-    case.closed_tx = event.tx_hash
+    case.closed_tx, case.closed_at = event.tx_hash, event.block_timestamp
     voted = case.leading if case.is_decided else case.recorded
     view.expect(event, "what the jury voted", voted, case.ruling)
 
