@@ -104,6 +104,6 @@ class Journal(ABC):
         except (EncodingError, LookupError, TypeError, ValueError) as error:
             raise StorageError(
                 f"line {number} of the journal {self._path} is damaged: {error}",
-                hint="restore the file from a backup; without it this key might sign twice "
-                "and be slashed",
+                hint="put no old copy in its place, with which this key might sign twice and be "
+                "slashed; docs/guides/services.md says how to go on without the state folder",
             ) from error

@@ -260,8 +260,10 @@ def test_signature_of_a_ticket_is_kept_and_never_shown(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", [b'{"ticket":{}}\n', b'{"finished":7}\n', b'{"other":1}\n'])
 def test_journal_with_unknown_entries_is_refused(tmp_path: Path, line: bytes) -> None:
     (tmp_path / "submissions.jsonl").write_bytes(line)
-    with pytest.raises(StorageError, match="is damaged"):
+    with pytest.raises(StorageError, match="is damaged") as caught:
         SubmissionJournal(tmp_path)
+    # A backup lacks what was signed since.
+    assert "put no old copy in its place" in (caught.value.hint or "")
 
 
 class Crash(BaseException):

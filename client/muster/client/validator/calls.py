@@ -104,11 +104,14 @@ class CallDuty:
         self.me = address_of(context.key)
         self._called = set[BatchName]()
         self._asked_at = float("-inf")
+        self._forgot_until: int | None = None
+        """Time on chain until which it may have signed outcomes that its journal lacks."""
 
     async def due(self) -> tuple[list[BatchView], bool]:
         """Return the batches to judge or hand over now, oldest first, and whether this validator
         may be called for more later.
         """
+        await self._look_back()
         waiting = self._waiting()
         if not waiting:
             self._called.clear()
@@ -127,11 +130,46 @@ class CallDuty:
 
     def _waiting(self) -> list[BatchView]:
         """Return the run's batches whose outcomes may be due, oldest first."""
-        return [b for b in self.recent() if b.status is BatchStatus.COMMITTED]
+        return [
+            b for b in self.recent() if b.status is BatchStatus.COMMITTED and self._may_judge(b)
+        ]
 
     def recent(self) -> list[BatchView]:
         """Return the run's batches that are judged now or may be challenged, oldest first."""
         return recent_batches(self.context.view, self.context.run_id, self.context.windows.whole_s)
+
+    async def _look_back(self) -> None:
+        """Compare the chain with the journal, which may be lost, or from an old backup."""
+        if self._forgot_until is not None:
+            return
+        lacking = next((b for b in self.recent() if self._has_forgotten(b)), None)
+        if lacking is None:
+            return
+        self._forgot_until = await self.context.now()
+        logger.error(
+            "the journal lacks outcomes that this validator signed: what was committed until now "
+            "is left to others",
+            extra={
+                "batch_id": lacking.batch_id,
+                "hint": "put the newest --state-dir back and stop any other process with this key; "
+                "two different outcomes of a batch cost all stake (docs/guides/services.md)",
+            },
+        )
+
+    def _has_forgotten(self, batch: BatchView) -> bool:
+        """Return whether its outcomes of a batch are on chain and not in its journal."""
+        is_posted = batch.records and self.me in batch.signed_by(self.context.run.seats)
+        is_shown = any(self.me in who for hashed, who in batch.shown.items() if hashed != WITHHELD)
+        is_mine = is_shown or (is_posted and self.me in batch.seated)
+        return bool(is_mine) and self.context.journal.judged(batch.name) is None
+
+    def _may_judge(self, batch: BatchView) -> bool:
+        """Return whether no outcome can have been signed that the journal lacks."""
+        return (
+            self._forgot_until is None
+            or batch.committed_at > self._forgot_until
+            or self.context.journal.judged(batch.name) is not None
+        )
 
     def _timing(self, batch: BatchView) -> Timing:
         deadline_s = self.context.windows.outcome_deadline_s
@@ -161,7 +199,7 @@ class CallDuty:
 
     async def reaudits(self) -> list[BatchView]:
         """Return the accepted batches that this validator checks again, oldest first."""
-        found = [b for b in self.recent() if self._is_mine_to_reaudit(b)]
+        found = [b for b in self.recent() if self._is_mine_to_reaudit(b) and self._may_judge(b)]
         if not found:
             return []
         now = await self.context.now()

@@ -11,6 +11,7 @@ from worlds.client_world import NOW, RUN, VALIDATOR_KEY, make_ticket
 from worlds.validator_bench import ACCEPTED, Bench, honest, run_until
 
 from muster.chain import BatchStatus
+from muster.chain.doubles import WITHHELD
 from muster.client.validator import calls as duties
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
@@ -259,3 +260,45 @@ async def test_validator_whose_outcome_is_posted_says_nothing(
     post(bench, batch, signers=(OTHERS[0], OTHERS[1]), is_drawn=False)
     await bench.loop._round()
     assert differences(caplog) == []
+
+
+# With a journal that was lost, or is from an old backup
+
+
+def sign_on_chain(bench: Bench, batch: Any) -> None:
+    """Post a batch's outcomes with this validator among those that signed."""
+    post(bench, batch, signers=(OTHERS[0],), is_drawn=False)
+    batch.signers |= bench.view.runs[RUN].seats[ME]
+
+
+async def test_validator_that_forgot_leaves_what_it_may_have_signed_to_others(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    sign_on_chain(bench, put_at(bench, 1, 0))
+    put_at(bench, 2, 0)
+    post(bench, put_at(bench, 3, 5), signers=(OTHERS[0], OTHERS[1]))
+    bench.chain_time = bench.view.batches[3].posted_at
+    assert (await due(bench), await again(bench)) == ([], [])
+    assert [r.batch_id for r in caplog.records if "journal lacks" in r.message] == [1]  # type: ignore[attr-defined]
+    bench.chain_time += 1
+    put_at(bench, 4, 0).committed_at = bench.chain_time
+    assert await due(bench) == [4]
+
+
+async def test_shown_outcome_is_a_signature_but_a_withheld_statement_is_none(bench: Bench) -> None:
+    batch = put_at(bench, 1, 0)
+    batch.shown = {WITHHELD: {ME: b"signature"}, keccak(b"others"): {OTHERS[0]: b"signature"}}
+    assert await due(bench) == [1]
+    batch.shown[keccak(b"records")] = {ME: b"signature"}
+    assert await due(bench) == []
+
+
+async def test_validator_that_remembers_judges_on(bench: Bench) -> None:
+    signed, open_one = put_at(bench, 1, 0), put_at(bench, 2, 0)
+    await bench.loop.validate(signed)
+    await bench.loop.validate(open_one)
+    sign_on_chain(bench, signed)
+    put_at(bench, 3, 0)
+    assert await due(bench) == [2, 3]
+    bench.view.batches[1].root = keccak(b"another root")  # what the journal has is of another batch
+    assert await due(bench) == [2]
