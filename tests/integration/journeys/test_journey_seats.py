@@ -136,7 +136,9 @@ async def test_a_juror_joins_leaves_and_has_its_stake_back(stage: Stage) -> None
     assert "is not on the bench" in str(await stage.error(*words("juror", "leave", key, "--yes")))
     found = await status(stage, STRANGER)
     assert (found["on_the_bench"], found["unbonding_wei"]) == (False, str(500 * TOKEN))
+    assert not found["withdrawable"]
     await stage.scenario.pass_time(PARAMETERS.unbonding_s)
+    assert (await status(stage, STRANGER))["withdrawable"]
     unstake = ("unstake", "--run", str(BENCH), "--keystore", key, "--yes")
     assert (await stage.json(*unstake))["action"] == "withdrawn"
     balance = await stage.scenario.of(OWNER).token.balance_of(STRANGER.address)

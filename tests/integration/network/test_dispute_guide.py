@@ -391,17 +391,26 @@ async def test_juror_joins_waits_for_cases_and_leaves_with_the_guides_lines(
         await network.anvil.set_balance(juror.address, 100 * TOKEN)
         await network.owner.token.faucet(juror.address, JUROR_STAKE)
         shell = Shell(network, {"ORCHESTRATOR": network.orchestrator})
-        join, run, status, leave = lines_of("Sit")
+        join, run, status, leave, unstake, *_ = lines_of("Sit")
         joined = await shell(join)
         assert "locks   500 tokens" in joined
         assert "risk    at most these 500 tokens, for absence only: 0.5 % for each case" in joined
         await starts_and_stops(shell, run)
         assert "on the bench of 1" in await shell(status)
-        assert "unbonds 500 tokens" in await shell(leave)
-        assert "not on the bench of 0" in await shell(status)
-        assert shell.codes == [0, 0, 0, 0]
+        left = await shell(leave)
+        assert "unbonds 500 tokens" in left
+        assert "then    muster unstake --run 0 --keystore FILE withdraws it" in left
+        waits = await shell(status)
+        assert "not on the bench of 0" in waits
+        assert "muster unstake" not in waits
         stake = (await network.view()).stake(RunId(BENCH), juror.address)
         assert (stake.active_wei, stake.unbonding_wei) == (0, JUROR_STAKE)
+        await network.owner.rpc.call("evm_increaseTime", LONGER.unbonding_s + 1)
+        await network.owner.rpc.call("evm_mine")
+        assert "muster unstake --run 0 --keystore FILE withdraws" in await shell(status)
+        assert "withdrawn" in await shell(unstake)
+        assert shell.codes == [0] * 6
+        assert await network.owner.token.balance_of(juror.address) == JUROR_STAKE
 
 
 async def starts_and_stops(shell: Shell, line: str) -> None:

@@ -305,6 +305,7 @@ async def _juror_status(account: Address, options: dict[str, Any]) -> dict[str, 
         "active_wei": str(stake.active_wei),
         "unbonding_wei": str(stake.unbonding_wei),
         "withdrawable_at": stake.withdrawable_at if stake.unbonding_wei else None,
+        "withdrawable": bool(stake.unbonding_wei) and now >= stake.withdrawable_at,
         "slashed_wei": str(stake.slashed_wei),
         "drawn": len(drawn),
         "voted": sum(account in case.votes for case in drawn),
@@ -330,6 +331,7 @@ def _juror_facts(found: dict[str, Any]) -> dict[str, Any]:
             if unbonding
             else ""
         ),
+        "back": f"{_withdraw(BENCH)} withdraws what unbonded" if found["withdrawable"] else None,
         "cases": f"drawn for {found['drawn']}, voted in {found['voted']}, absent in "
         f"{found['absent']}",
         "earned": f"{tokens['earned']} tokens",
@@ -423,9 +425,14 @@ async def _say_leaving(chain: Chain, run_id: RunId, account: Address) -> None:
         f"account {account}\n"
         f"unbonds {format_tokens(active)} tokens\n"
         f"back    from {back}, in {format_duration(period)}; until then its earlier "
-        "signatures can still be slashed",
+        "signatures can still be slashed\n"
+        f"then    {_withdraw(run_id)} withdraws it: nothing does by itself",
         err=True,
     )
+
+
+def _withdraw(run_id: int) -> str:
+    return f"muster unstake --run {run_id} --keystore FILE"
 
 
 def _say_risk(lines: list[str]) -> None:
