@@ -53,24 +53,33 @@ def of_worker(run_id: RunId, terms: RunTerms, stake_wei: int) -> list[str]:
     ]
 
 
-def of_validator(run_id: RunId, court: CourtTerms, stake_wei: int) -> list[str]:
-    """Return what a validator with this stake can lose in a run."""
+def of_validator(run_id: RunId, court: CourtTerms, stake_wei: int, required_wei: int) -> list[str]:
+    """Return what a validator with this stake can lose in a run that requires so much."""
     return [
         f"at most these {format_tokens(stake_wei)} tokens, to this run only: "
         f"{format_share(court.wrong_verdict_ppm)} for each batch of which a jury overturned what "
         "you signed",
         f"all of it for two different outcomes of one batch of run {run_id}; nothing for silence, "
         "or for saying that a file could not be had",
+        _of_place("seat", required_wei),
     ]
 
 
-def of_juror(court: CourtTerms, stake_wei: int) -> list[str]:
-    """Return what a juror with this stake on the bench can lose."""
+def of_juror(court: CourtTerms, stake_wei: int, required_wei: int) -> list[str]:
+    """Return what a juror with this stake can lose on a bench that requires so much."""
     return [
         f"at most these {format_tokens(stake_wei)} tokens, for absence only: "
         f"{format_share(court.absence_ppm)} for each case that draws you and gets no vote",
         "no run can touch it, and a vote costs nothing, whichever it is",
+        _of_place("place on the bench", required_wei),
     ]
+
+
+def _of_place(place: str, required_wei: int) -> str:
+    return (
+        f"with less than {format_tokens(required_wei)} tokens left the {place} is lost: stake more "
+        "than is required (--amount) to keep it after a fine"
+    )
 
 
 def exposure_of(run_id: RunId, terms: RunTerms) -> list[str]:

@@ -128,6 +128,7 @@ async def test_a_juror_joins_leaves_and_has_its_stake_back(stage: Stage) -> None
     assert joined.exception is None, joined.output
     assert "signs   to judge cases of any run that it never validated for" in joined.stderr
     assert "risk    no run can touch it, and a vote costs nothing" in joined.stderr
+    assert "risk    with less than 500 tokens left the place on the bench is lost" in joined.stderr
     found = await status(stage, STRANGER)
     assert (found["on_the_bench"], found["bench"]) == (True, len(JURORS) + 1)
     assert found["active_wei"] == str(500 * TOKEN)
@@ -196,6 +197,11 @@ async def test_a_jurors_status_says_what_it_did_earned_and_lost(stage: Stage) ->
     lost = await status(stage, absent)
     assert (lost["drawn"], lost["voted"], lost["absent"], lost["earned_wei"]) == (1, 0, 1, "0")
     assert int(lost["slashed_wei"]) == 500 * TOKEN * PARAMETERS.absence_ppm // 10**6
+    # It had staked no more than is required.
+    assert not lost["on_the_bench"]
+    page = await stage.run("juror", "status", "--juror", absent.address)
+    assert "muster juror join --keystore FILE stakes what is missing" in page.stdout
+    assert f"muster unstake --run {BENCH} --keystore FILE takes it back" in page.stdout
     again = await stage.run("dispute", "settle", f"{batch_id}:0", "--keystore", stage.key("worker"))
     assert "nothing was left to do" in again.stderr
 

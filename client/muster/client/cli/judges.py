@@ -143,7 +143,8 @@ async def _take_seat(chain: Chain, account: Address, options: dict[str, Any]) ->
     await require_steady(chain, run_id)
     await require_gas(chain, account, "validator join")
     active = await chain.vault.active_stake(run_id, account)
-    wei = await _amount(chain, account, active, chain.runs.required_validator_stake(), options)
+    required = await chain.runs.required_validator_stake()
+    wei = await _amount(chain, account, active, required, options)
     click.echo(
         f"account {account}\n"
         f"signs   for a validator's seat in run {run_id}, under its terms {number} (quorum "
@@ -152,7 +153,7 @@ async def _take_seat(chain: Chain, account: Address, options: dict[str, Any]) ->
         "already",
         err=True,
     )
-    _say_risk(of_validator(run_id, await chain.court.terms(), active + wei))
+    _say_risk(of_validator(run_id, await chain.court.terms(), active + wei, required))
     agree("Take the seat?", options)
     return await take_seat(chain, run_id, number, wei)
 
@@ -233,7 +234,8 @@ async def _join_bench(chain: Chain, account: Address, options: dict[str, Any]) -
     await require_cold(chain, account)
     await require_gas(chain, account, "juror join")
     active = await chain.vault.active_stake(RunId(BENCH), account)
-    wei = await _amount(chain, account, active, chain.jurors.required_stake(), options)
+    required = await chain.jurors.required_stake()
+    wei = await _amount(chain, account, active, required, options)
     terms = await chain.court.terms()
     click.echo(
         f"account {account}\n"
@@ -244,7 +246,7 @@ async def _join_bench(chain: Chain, account: Address, options: dict[str, Any]) -
         "prevails",
         err=True,
     )
-    _say_risk(of_juror(terms, active + wei))
+    _say_risk(of_juror(terms, active + wei, required))
     agree("Join the bench?", options)
     return await join_bench(chain, wei)
 
@@ -331,7 +333,7 @@ def _juror_facts(found: dict[str, Any]) -> dict[str, Any]:
             if unbonding
             else ""
         ),
-        "back": f"{_withdraw(BENCH)} withdraws what unbonded" if found["withdrawable"] else None,
+        "back": _bench_words(found),
         "cases": f"drawn for {found['drawn']}, voted in {found['voted']}, absent in "
         f"{found['absent']}",
         "earned": f"{tokens['earned']} tokens",
@@ -374,6 +376,17 @@ async def _shorten_bench(chain: Chain, account: Address, options: dict[str, Any]
     return await chain.jurors.shorten(LOOKS_AT)
 
 
+def _bench_words(found: dict[str, Any]) -> list[str]:
+    """Return how a juror takes its stake back, or returns to the bench, where it can."""
+    lines = [f"{_withdraw(BENCH)} withdraws what unbonded"] if found["withdrawable"] else []
+    if not found["on_the_bench"] and int(found["active_wei"]):
+        lines += [
+            "muster juror join --keystore FILE stakes what is missing for a place, or",
+            f"{_withdraw(BENCH)} takes it back, one unbonding period later",
+        ]
+    return lines
+
+
 # Shared by both
 
 
@@ -397,11 +410,11 @@ async def _amount(
     chain: Chain,
     account: Address,
     active_wei: int,
-    required: Awaitable[int],
+    required_wei: int,
     options: dict[str, Any],
 ) -> int:
     """Return the amount to stake; raises ConfigError if it is too low or more than the balance."""
-    missing = max(await required - active_wei, 0)
+    missing = max(required_wei - active_wei, 0)
     wei = parse_tokens(options["amount"]) if options["amount"] else missing
     if wei < missing:
         raise ConfigError(

@@ -47,7 +47,7 @@ from muster.lifecycle.files import write_durably
 from muster.protocol.encoding import canonical_json, hex0x, keccak
 from muster.protocol.errors import ChainError, ConfigError
 from muster.protocol.ids import Address, Hash32, to_address, to_hash32
-from muster.protocol.jury import Ruling, vote_commitment
+from muster.protocol.jury import BenchPlace, Ruling, vote_commitment
 from muster.wallet import Wallet
 
 logger = logging.getLogger(__name__)
@@ -246,6 +246,7 @@ class JurorDuty:
         self._judging: dict[Hash32, asyncio.Task[None]] = {}
         self._begun: dict[Hash32, float] = {}
         self._over: set[Hash32] = set()
+        self._was_seated = True
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -267,6 +268,23 @@ class JurorDuty:
         # Votes first: they have deadlines, and the sender takes transactions in turn.
         await self._serve_open([c for c in self.context.view.cases.values() if not c.closed])
         self._clear_up()
+        self._watch_place()
+
+    def _watch_place(self) -> None:
+        """Say once that the juror's place on the bench is gone."""
+        is_seated = any(
+            not place.left_at for place in _places_of(self.context.view, self.context.juror)
+        )
+        if self._was_seated and not is_seated:
+            logger.error(
+                "not on the bench any more: no new case draws this account",
+                extra={
+                    "juror": self.context.juror,
+                    "hint": "it left, or a fine took its stake below the requirement: muster juror "
+                    "join stakes what is missing, muster unstake --run 0 takes back the rest",
+                },
+            )
+        self._was_seated = is_seated
 
     async def _serve_open(self, cases: Sequence[CaseView]) -> None:
         if not cases:
@@ -509,9 +527,13 @@ async def run_juror(
             await run_beside(JurorDuty(context).run(), following)
 
 
+def _places_of(view: ChainView, account: Address) -> list[BenchPlace]:
+    return [place for place in view.bench if place.juror == account]
+
+
 def require_place(view: HistoryView, account: Address) -> None:
     """Raise ConfigError unless an account is on the bench, or open cases may still draw it."""
-    held = [place for place in view.bench if place.juror == account]
+    held = _places_of(view, account)
     opened = [case for case in view.cases.values() if not case.closed]
     if any(not place.left_at for place in held):
         return

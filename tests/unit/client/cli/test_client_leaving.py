@@ -30,11 +30,15 @@ def test_worker_is_told_the_shares_of_the_terms_and_that_one_run_takes_them() ->
 
 
 def test_validator_and_juror_are_told_the_courts_shares() -> None:
-    assert "10 % for each batch of which a jury overturned" in of_validator(RUN, TERMS, TOKEN)[0]
-    assert "2 % for each case that draws you" in of_juror(TERMS, TOKEN)[0]
+    least = 500 * TOKEN
+    of_seat, of_place = of_validator(RUN, TERMS, TOKEN, least), of_juror(TERMS, TOKEN, least)
+    assert "10 % for each batch of which a jury overturned" in of_seat[0]
+    assert "2 % for each case that draws you" in of_place[0]
+    assert of_seat[-1].startswith("with less than 500 tokens left the seat is lost: stake more")
+    assert "with less than 500 tokens left the place on the bench is lost" in of_place[-1]
     halved = replace(TERMS, wrong_verdict_ppm=50_000, absence_ppm=2_500)
-    assert "5 % for each batch" in of_validator(RUN, halved, TOKEN)[0]
-    assert "0.25 % for each case" in of_juror(halved, TOKEN)[0]
+    assert "5 % for each batch" in of_validator(RUN, halved, TOKEN, least)[0]
+    assert "0.25 % for each case" in of_juror(halved, TOKEN, least)[0]
 
 
 def test_every_party_of_a_run_has_its_line() -> None:

@@ -52,7 +52,7 @@ from muster.protocol.errors import (
     TaskError,
 )
 from muster.protocol.ids import Address, Hash32
-from muster.protocol.jury import Ruling, vote_commitment
+from muster.protocol.jury import BenchPlace, Ruling, vote_commitment
 
 
 def make_vote(**changes: Any) -> Vote:
@@ -289,7 +289,11 @@ class Courtroom:
         batch.signers = 0b10
         run = SimpleNamespace(seats={PEER: 1, STRANGER: 2})
         self.view: Any = SimpleNamespace(
-            cases={LEAF: self.case}, batches={1: batch}, runs={RUN: run}, slashes=[]
+            cases={LEAF: self.case},
+            batches={1: batch},
+            runs={RUN: run},
+            slashes=[],
+            bench=[BenchPlace(ME, 10)],
         )
         self.court = Court(self.case)
         self.finder = Finder()
@@ -614,3 +618,26 @@ async def test_clock_goes_on_between_blocks(room: Courtroom) -> None:
     assert (await room.duty.moment()).time == OPENED_AT + 8.5
     room.court.block_number, room.court.timestamp = 100, OPENED_AT + 9
     assert (await room.duty.moment()).time == OPENED_AT + 9
+
+
+# Its place
+
+
+async def test_juror_says_once_that_its_place_is_gone(
+    room: Courtroom, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after the first fine of a juror that staked no more than is required."""
+
+    def said() -> int:
+        return sum("not on the bench any more" in line.message for line in caplog.records)
+
+    await room.serve(2)
+    assert said() == 0
+    room.view.bench = [BenchPlace(ME, 10, 5000), BenchPlace(PEER, 10)]
+    await room.serve(3)
+    assert said() == 1
+    room.view.bench.append(BenchPlace(ME, 6000))
+    await room.serve()
+    room.view.bench.pop()
+    await room.serve()
+    assert said() == 2
