@@ -279,7 +279,8 @@ def test_secrets_and_volumes_of_a_container_are_defined(name: str) -> None:
     service = SERVICES[name]
     secrets = {secret["source"] for secret in service.get("secrets", [])}
     assert secrets <= set(COMPOSE["secrets"])
-    named = {v.split(":")[0] for v in service["volumes"] if not v.startswith("$")}
+    short = [v for v in service["volumes"] if isinstance(v, str)]
+    named = {v.split(":")[0] for v in short if not v.startswith("$")}
     assert named == {name} <= set(COMPOSE["volumes"])
 
 
@@ -289,6 +290,12 @@ def test_what_listens_has_a_health_check_on_its_port() -> None:
             outside, inside = port.split(":")
             assert f":{inside}/healthz" in service["healthcheck"]["test"][-1]
             assert outside in map(str, service["command"])
+
+
+def test_no_service_is_asked_for_a_setting_of_another() -> None:
+    # Compose replaces the variables of all services, also of those that are not started.
+    required = [set(re.findall(r"\$\{(\w+):?\?", str(service))) for service in SERVICES.values()]
+    assert all(each == {"MUSTER_RPC", "MUSTER_DEPLOYMENT_FILES"} for each in required)
 
 
 def test_every_variable_of_the_compose_file_is_in_the_guide() -> None:
