@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_NEW_FOR_S, _NEW_BLOCKS = 1.0, 64
-"""Seconds to wait for missing contracts, and the blocks since their deployment in which to wait."""
+_BEHIND_S = 1.0
+"""Seconds to wait for contracts that an endpoint does not know."""
 
 
 class Chain:
@@ -276,7 +276,7 @@ class Chain:
             ) from error
 
     async def _answer(self, call: dict[str, str]) -> Any:
-        patience = RatePatience(_NEW_FOR_S)
+        patience = RatePatience(_BEHIND_S)
         while True:
             answer = await self._run("eth_call", call, self._block)
             # Every view returns something. Several nodes may be behind one address, and a node that
@@ -346,20 +346,17 @@ async def _check_deployment(rpc: Rpc, chain_id: int, deployment: Deployment) -> 
             hint="give an endpoint and contracts of one chain with --rpc and --deployments, "
             "or with --network",
         )
-    patience = RatePatience(_NEW_FOR_S)
+    patience = RatePatience(_BEHIND_S)
     while True:
-        head, *codes = await rpc.batch(
-            [
-                ("eth_blockNumber", []),
-                *(("eth_getCode", [deployment.contracts[name], "latest"]) for name in CONTRACTS),
-            ]
+        codes = await rpc.batch(
+            [("eth_getCode", [deployment.contracts[name], "latest"]) for name in CONTRACTS]
         )
         empty = [n for n, code in zip(CONTRACTS, codes, strict=True) if len(str(code or "")) <= 2]
         if not empty:
             return
-        # Several nodes may be behind one address, and one may lack the newest blocks.
-        is_new = from_hex(head) < deployment.deploy_block + _NEW_BLOCKS
-        if not is_new or not await patience.waits():
+        # Several nodes may be behind one address, and one may lack the newest blocks, or be in the
+        # middle of a reorganisation.
+        if not await patience.waits():
             raise WrongChain(
                 f"there is no code at the recorded address of {', '.join(empty)}",
                 hint="the chain may have been restarted: deploy the contracts again",

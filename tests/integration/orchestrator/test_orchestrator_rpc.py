@@ -26,7 +26,7 @@ from muster.lab.endpoints.proxy import (
 )
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
-from muster.protocol.errors import ApiError
+from muster.protocol.errors import ApiError, RpcError
 from muster.protocol.messages import Submission
 
 OWNER_ADDRESS = address_of(OWNER)
@@ -193,7 +193,7 @@ async def test_everything_is_committed_once_through_reorganisations_at_any_momen
             for submission, state in zip(submissions, states, strict=True):
                 if state.state == "committed":
                     # As validators do: outcomes undone by a reorganisation are handed in again.
-                    with suppress(ApiError, AssertionError, TimeoutError):
+                    with suppress(ApiError, AssertionError, RpcError, TimeoutError):
                         await asyncio.wait_for(network.judge(url, submission), 5)
             return all(state.state == "judged" for state in states)
 
