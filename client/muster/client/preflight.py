@@ -26,7 +26,7 @@ from muster.chain import (
     WorkerStatus,
 )
 from muster.chain.rpc import from_hex
-from muster.client.quantities import format_coins
+from muster.client.quantities import format_coins, format_tokens
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ConfigError, RpcError, install_hint
 from muster.protocol.ids import Address, RunId
@@ -154,6 +154,44 @@ async def require_gas(
             hint=f"send {account} some of the coin; on a development chain: muster devnet "
             "fund KEYSTORE",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMoney:
+    """The money with which a node submits its own work when the orchestrator ignores it."""
+
+    tokens_wei: int
+    """Tokens that the node holds."""
+    coins_wei: int
+    """Coins that the node holds."""
+    bond_wei: int
+    """Tokens of a bond, which comes back."""
+    gas: GasMoney
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether the node can submit work by itself."""
+        return self.tokens_wei >= self.bond_wei and self.coins_wei >= self.gas.wei
+
+    @property
+    def held(self) -> str:
+        """What the node holds, in words."""
+        return f"{format_tokens(self.tokens_wei)} tokens, {format_coins(self.coins_wei)} for gas"
+
+    @property
+    def needed(self) -> str:
+        """What the node needs, in words."""
+        return f"a bond of {format_tokens(self.bond_wei)} tokens, {self.gas} for gas"
+
+
+async def node_money(chain: Chain, node: Address) -> NodeMoney:
+    """Return what a node holds and needs to submit its own work."""
+    return NodeMoney(
+        tokens_wei=await chain.token.balance_of(node),
+        coins_wei=await coins_of(chain, node),
+        bond_wei=(await chain.court.terms()).bond,
+        gas=await gas_money(chain, "dispute"),
+    )
 
 
 async def warn_of_gas(

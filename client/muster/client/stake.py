@@ -104,9 +104,34 @@ _PERMIT_TYPE = "Permit(address owner,address spender,uint256 value,uint256 nonce
 
 
 @dataclass(frozen=True, slots=True)
+class WorkersStake:
+    """The active stake that brings a worker work of a run."""
+
+    required_wei: int
+    """What the contracts require in each of its runs."""
+    ticket_wei: int | None
+    """What covers one ticket; None when nobody showed the run's recipe."""
+
+    @property
+    def wei(self) -> int:
+        """The larger of both, as far as known: less brings no work."""
+        return max(self.required_wei, self.ticket_wei or 0)
+
+
+async def workers_stake(chain: Chain, ticket_units: int | None) -> WorkersStake:
+    """Return the stake for tickets of up to `ticket_units`, if that is known."""
+    required = await chain.workers.required_stake()
+    if ticket_units is None:
+        return WorkersStake(required, None)
+    return WorkersStake(required, ticket_units * await chain.ledger.stake_per_unit())
+
+
+@dataclass(frozen=True, slots=True)
 class StakeOffer:
     """The terms of a stake, shown before its confirmation."""
 
+    account: Address
+    """The account that stakes."""
     run_id: RunId
     terms: RunTerms
     """Pay and penalties of the run."""
@@ -118,10 +143,8 @@ class StakeOffer:
     """Tokens in the wallet, in wei."""
     active_wei: int
     """The account's present active stake for the run."""
-    required_wei: int
-    """Active stake a worker must hold in each of its runs."""
-    ticket_wei: int | None
-    """Active stake that covers one ticket; None when nobody showed the run's recipe."""
+    needed: WorkersStake
+    """Active stake that brings work."""
     unbonding_s: int
     """Seconds between unbonding and withdrawing stake."""
     joins: bool
@@ -131,11 +154,13 @@ class StakeOffer:
 
     def require_funds(self) -> None:
         """Raise ConfigError when the wallet holds less than the amount."""
-        if self.balance_wei < self.amount_wei:
+        missing = self.amount_wei - self.balance_wei
+        if missing > 0:
             raise ConfigError(
                 f"the wallet holds {format_tokens(self.balance_wei)} tokens, staking takes "
                 f"{format_tokens(self.amount_wei)}",
-                hint="on a development chain, --faucet gets them",
+                hint=f"send {format_tokens(missing)} tokens to {self.account}; on a development "
+                "chain, --faucet gets them",
             )
 
     def require_something(self, *, with_node: bool) -> None:
@@ -153,12 +178,12 @@ class StakeOffer:
         if self.amount_wei == 0:
             raise ConfigError(
                 f"{format_tokens(self.active_wei)} tokens are staked for run {self.run_id} already,"
-                f" {format_tokens(self.required_wei)} are required",
+                f" {format_tokens(self.needed.required_wei)} are required",
                 hint="--amount TOKENS adds more: it covers more units in flight",
             )
 
     def _require_enough(self) -> None:
-        missing = self.required_wei - self.active_wei
+        missing = self.needed.required_wei - self.active_wei
         if self.amount_wei < missing:
             raise ConfigError(
                 f"{format_tokens(self.amount_wei)} tokens are too few to join: "
@@ -172,7 +197,7 @@ class StakeOffer:
         does = f"join run {self.run_id} under its terms {self.terms_number}"
         lines = [
             f"locks   {format_tokens(self.amount_wei)} of {format_tokens(self.balance_wei)} tokens "
-            f"(a worker must hold {format_tokens(self.required_wei)} in each of its runs)",
+            f"(a worker must hold {format_tokens(self.needed.required_wei)} in each of its runs)",
             *([f"work    {self._covers(staked)}"] if self.works else []),
             f"back    {format_duration(self.unbonding_s)} after muster unstake asks for it",
             f"signs   {does if self.joins else f'more stake for run {self.run_id}'}",
@@ -182,10 +207,11 @@ class StakeOffer:
 
     def _covers(self, staked_wei: int) -> str:
         """Return whether a stake brings work: it must cover the most units of a ticket."""
-        if self.ticket_wei is None:
+        ticket_wei = self.needed.ticket_wei
+        if ticket_wei is None:
             return "comes if the stake covers a ticket: --orchestrator URL says how much that takes"
-        needed = f"this run's largest ticket takes {format_tokens(self.ticket_wei)} tokens"
-        if staked_wei < self.ticket_wei:
+        needed = f"this run's largest ticket takes {format_tokens(ticket_wei)} tokens"
+        if staked_wei < ticket_wei:
             return f"does not come: {needed}, only {format_tokens(staked_wei)} would be staked"
         return f"comes: {needed}, {format_tokens(staked_wei)} will be staked"
 
@@ -205,7 +231,6 @@ async def stake_offer(
     Raises ConfigError when the run is unknown, or the account cannot stake for it.
     """
     terms, number = await terms_of_run(chain, run_id)
-    required = await chain.workers.required_stake()
     active = await chain.vault.active_stake(run_id, account)
     member = await chain.workers.member_of(run_id, account)
     if member.status is WorkerStatus.BANNED:
@@ -214,23 +239,21 @@ async def stake_offer(
             hint="a ban ends only when a jury overturns a verdict: muster explain, muster dispute",
         )
     works = not await chain.runs.is_validator(run_id, account)
-    ticket = None
-    if works and ticket_units is not None:
-        ticket = ticket_units * await chain.ledger.stake_per_unit()
+    needed = await workers_stake(chain, ticket_units if works else None)
     joins = works and member.status is WorkerStatus.NONE
-    missing = max(required - active, (ticket or 0) - active, 0)
+    missing = max(needed.wei - active, 0)
     if joins:
         await _require_node(chain, account, with_node=with_node)
         await require_steady(chain, run_id)
     return StakeOffer(
+        account=account,
         run_id=run_id,
         terms=terms,
         terms_number=number,
         amount_wei=missing if amount_wei is None else amount_wei,
         balance_wei=await chain.token.balance_of(account),
         active_wei=active,
-        required_wei=required,
-        ticket_wei=ticket,
+        needed=needed,
         unbonding_s=await chain.vault.unbonding_period(),
         joins=joins,
         works=works,

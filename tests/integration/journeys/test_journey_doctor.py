@@ -19,8 +19,11 @@ from muster.app.cli import muster
 from muster.chain import Chain
 from muster.client.doctor import Line, State, is_fit, machine, network as doctor_network, to_json
 from muster.client.doctor.command import Examination, examine
+from muster.client.quantities import format_tokens
+from muster.client.stake import stake_offer
 from muster.inference import Completion, InferenceEngine, Request, loading
 from muster.lab.simulator.machines import EOS
+from muster.protocol.eip712 import address_of
 from muster.protocol.ids import to_address
 from muster.protocol.recipe import ProofRecipe
 from muster.toploc import build_proofs
@@ -177,9 +180,54 @@ async def test_another_keystore_than_the_nodes_is_noticed(
 async def test_a_newcomer_is_told_what_to_send_and_stake(asked: Examination) -> None:
     lines = await look(replace(asked, worker=to_address(b"\x07" * 20), orchestrator=None))
     assert find(lines, "gas").state is State.WARN
-    assert "stakes 100 tokens" in find(lines, "tokens").advice
+    assert re.search(r"send at least [0-9.]+ coins to 0x07", find(lines, "gas").advice)
+    advice = find(lines, "tokens").advice
+    assert "stakes 100 tokens, or what a ticket takes: --orchestrator URL says" in advice
     assert "muster stake" in find(lines, "membership").advice
     assert is_fit(lines)
+
+
+async def test_the_doctor_asks_for_the_stake_that_staking_takes(
+    asked: Examination, network: Network
+) -> None:
+    newcomer, joined = to_address(b"\x09" * 20), WORKERS[0].address
+    async with await Chain.connect(asked.rpc, asked.deployments) as chain:
+        units = 1 + 100 * TOKEN // await chain.ledger.stake_per_unit()
+        offer = await stake_offer(
+            chain, newcomer, network.run_id, None, with_node=True, ticket_units=units
+        )
+        about = doctor_network.examine_worker
+        lines = [line async for line in about(chain, network.run_id, newcomer, units)]
+        working = [line async for line in about(chain, network.run_id, joined, units)]
+    taken = format_tokens(offer.amount_wei)
+    assert offer.amount_wei > 100 * TOKEN
+    advice = find(lines, "tokens").advice
+    assert advice == f"send {taken} tokens to {newcomer}: a worker stakes {taken} tokens"
+    assert find(working, "stake").state is State.FAIL
+    assert find(working, "stake").figure.startswith(f"100 of {taken} tokens")
+
+
+async def test_a_ticket_of_the_recipe_is_asked_for_when_the_orchestrator_shows_it(
+    asked: Examination,
+) -> None:
+    lines = await look(replace(asked, worker=to_address(b"\x07" * 20), proves=False))
+    assert "--orchestrator URL says" not in find(lines, "tokens").advice
+
+
+async def test_a_node_without_money_is_told_what_it_lacks(
+    asked: Examination, network: Network, tmp_path: Path
+) -> None:
+    save_wallet(tmp_path / "node.json", b"\x0b" * 32, "s", light=True)
+    mine = replace(asked, keystore=tmp_path / "node.json", orchestrator=None)
+    node = address_of(b"\x0b" * 32)
+    line = find(await look(mine), "bond")
+    bond = (await network.owner.court.terms()).bond
+    assert line.state is State.WARN
+    assert f"send a bond of {format_tokens(bond)} tokens" in line.advice
+    assert node in line.advice
+    await network.owner.token.faucet(node, bond)
+    await network.anvil.set_balance(node, fee_oracles.COIN)
+    assert find(await look(mine), "bond").state is State.OK
 
 
 @pytest.mark.parametrize("fake", [fee_oracles.OP_STACK, fee_oracles.ARBITRUM])

@@ -102,7 +102,10 @@ async def test_an_orchestrator_tells_where_its_network_is(network: Network, home
         assert joined.exit_code == 0, joined.output
         shown = json.loads(joined.stdout)
         assert (shown["run"], shown["orchestrator"]) == (network.run_id, url)
-        assert f"muster doctor --run {network.run_id}" in shown["next"]
+        first, keys, money, stake, work = shown["next"]
+        assert first == f"muster doctor --run {network.run_id}"
+        assert [line.split()[1] for line in (keys, stake, work)] == ["init", "stake", "worker"]
+        assert "says which tokens and coins to send" in money
         place, rpc, deployments = resolve(None, None)
         assert rpc == network.anvil.rpc_url
         assert load_deployment(deployments, 31337).contracts == network.deployment.contracts

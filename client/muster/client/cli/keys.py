@@ -153,7 +153,11 @@ def next_steps(identity: Accounts) -> str:
         f"  muster run list                     which runs there are, what they pay\n"
         f"  muster doctor --run ID --orchestrator URL\n"
         f"                                       is this machine fit? Nothing is at stake\n"
-        f"  send tokens and gas money to {identity.worker}\n"
+        f"  muster doctor --run ID --no-proof --worker {identity.worker} \\\n"
+        f"    --keystore {quote(str(node))} --orchestrator URL\n"
+        f"                                       how many tokens and coins to send where:\n"
+        f"  send the stake and gas money to {identity.worker},\n"
+        f"  a bond and gas money to {identity.node}\n"
         f"  muster stake --keystore {quote(str(worker))} --node {quote(str(node))} --run ID\n"
         f"Keep {worker} off the machine that works: the node's keystore is enough there."
     )

@@ -259,11 +259,15 @@ DEADLINE_S = 30.0
 NEXT = (
     "muster doctor --run {run}",
     "muster init",
+    "muster doctor --run {run} --no-proof "
+    '--worker "$(muster wallet show ~/.muster/worker.json)" --keystore ~/.muster/node.json '
+    " # says which tokens and coins to send to both accounts",
     "muster stake --keystore ~/.muster/worker.json --node ~/.muster/node.json --run {run}",
-    "muster worker run --run {run} --keystore ~/.muster/node.json --worker 0x... "
+    "muster worker run --run {run} --keystore ~/.muster/node.json "
+    '--worker "$(muster wallet show ~/.muster/worker.json)" '
     "--state-dir ~/.muster/run-{run}",
 )
-"""The next steps of a newcomer."""
+"""The next steps of a newcomer, as shell lines."""
 
 
 @dataclass(frozen=True, slots=True)

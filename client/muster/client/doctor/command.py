@@ -27,6 +27,7 @@ from muster.client.cli.options import (
     room_options,
 )
 from muster.client.cli.printing import print_json, printable
+from muster.client.cli.stake import ticket_units
 from muster.client.doctor import Line, State, failed, is_fit, skipped, to_json
 from muster.protocol.errors import ConfigError, MusterError, install_hint
 from muster.protocol.ids import Address, to_address
@@ -124,10 +125,12 @@ async def _examine_chain(
     from muster.client.doctor.network import (
         examine_chain,
         examine_node,
+        examine_node_money,
         examine_run,
         examine_worker,
     )
     from muster.client.preflight import find_run
+    from muster.wallet import keystore_address
 
     yield await examine_chain(chain)
     view = await read_view(chain, ChainView())
@@ -141,10 +144,12 @@ async def _examine_chain(
     if asked.worker is None:
         yield skipped("worker", "account", "--worker ADDRESS asks about its stake in the run")
     else:
-        async for line in examine_worker(chain, run.run_id, asked.worker):
+        units = await _ticket_units(asked, run)
+        async for line in examine_worker(chain, run.run_id, asked.worker, units):
             yield line
     if asked.keystore is not None:
         yield await examine_node(chain, asked.keystore, asked.worker)
+        yield await examine_node_money(chain, keystore_address(asked.keystore))
     if asked.orchestrator is None:
         why = "--orchestrator URL asks about the network and runs the self-proof"
         yield skipped("network", "orchestrator", why)
@@ -152,6 +157,16 @@ async def _examine_chain(
     api = await stack.enter_async_context(OrchestratorApi(asked.orchestrator))
     async for line in _examine_network(asked, chain, run, api, load):
         yield line
+
+
+async def _ticket_units(asked: Examination, run: RunView) -> int | None:
+    """Return the most units of a ticket of the run; None when no orchestrator shows its recipe."""
+    from muster.api import OrchestratorApi
+
+    if asked.orchestrator is None:
+        return None
+    async with OrchestratorApi(asked.orchestrator) as api:
+        return await ticket_units(api, run.config.recipe_hash)
 
 
 async def _examine_network(

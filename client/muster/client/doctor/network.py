@@ -17,7 +17,7 @@ from muster.api import OrchestratorApi
 from muster.chain import ZERO_ADDRESS, Chain, RunView, WorkerStatus
 from muster.client.cli.run import state_of, units_funded
 from muster.client.doctor import Line, State, failed
-from muster.client.preflight import coins_of, gas_money
+from muster.client.preflight import coins_of, gas_money, node_money
 from muster.client.quantities import (
     format_coins,
     format_duration,
@@ -26,7 +26,7 @@ from muster.client.quantities import (
     format_time,
     format_tokens,
 )
-from muster.client.stake import stake_command
+from muster.client.stake import WorkersStake, stake_command, workers_stake
 from muster.lifecycle import in_turn
 from muster.protocol.eip712 import Domain
 from muster.protocol.errors import ApiError
@@ -285,17 +285,20 @@ def examine_run(run: RunView) -> list[Line]:
     return [*lines, Line("run", "slashes", State.OK, slashes)]
 
 
-async def examine_worker(chain: Chain, run_id: RunId, worker: Address) -> AsyncIterator[Line]:
-    """Yield the lines about a worker's money, its stake and its status in a run."""
+async def examine_worker(
+    chain: Chain, run_id: RunId, worker: Address, ticket_units: int | None = None
+) -> AsyncIterator[Line]:
+    """Yield the lines about a worker's money, its stake and its status in a run. Its tickets are of
+    up to `ticket_units`, if that is known.
+    """
     member = await chain.workers.member_of(run_id, worker)
     active_wei = await chain.vault.active_stake(run_id, worker)
-    required = await chain.workers.required_stake()
-    joined = member.status is not WorkerStatus.NONE
+    needed = await workers_stake(chain, ticket_units)
+    lacking = needed.wei - active_wei
     yield await _gas(chain, worker)
-    yield await _tokens(chain, worker, 0 if joined else required)
-    lacking = required - active_wei
-    figure = f"{format_tokens(active_wei)} of {format_tokens(required)} tokens in run {run_id}"
-    if not joined:
+    yield await _tokens(chain, worker, lacking, needed)
+    figure = f"{format_tokens(active_wei)} of {format_tokens(needed.wei)} tokens in run {run_id}"
+    if member.status is WorkerStatus.NONE:
         advice = f"when you are ready: muster stake --run {run_id} --keystore FILE --node FILE"
         yield Line("worker", "membership", State.WARN, f"not in run {run_id}", advice)
         return
@@ -320,15 +323,21 @@ async def _gas(chain: Chain, worker: Address) -> Line:
     held = await coins_of(chain, worker)
     figure = f"{format_coins(held)} coins for gas, a stake takes about {needed}"
     if held < needed.wei:
-        return Line("worker", "gas", State.WARN, figure, f"send {worker} some coins before staking")
+        advice = f"send at least {format_coins(needed.wei - held)} coins to {worker} before staking"
+        return Line("worker", "gas", State.WARN, figure, advice)
     return Line("worker", "gas", State.OK, figure)
 
 
-async def _tokens(chain: Chain, worker: Address, needed: int) -> Line:
+async def _tokens(chain: Chain, worker: Address, lacking: int, needed: WorkersStake) -> Line:
     held = await chain.token.balance_of(worker)
     figure = f"{format_tokens(held)} tokens"
-    if held < needed:
-        advice = f"a new worker stakes {format_tokens(needed)} tokens"
+    if held < lacking:
+        advice = (
+            f"send {format_tokens(lacking - held)} tokens to {worker}: a worker stakes "
+            f"{format_tokens(needed.wei)} tokens"
+        )
+        if needed.ticket_wei is None:
+            advice += ", or what a ticket takes: --orchestrator URL says how much"
         return Line("worker", "tokens", State.WARN, figure, advice)
     return Line("worker", "tokens", State.OK, figure)
 
@@ -348,3 +357,15 @@ async def examine_node(chain: Chain, keystore: Path, worker: Address | None) -> 
     if worker is not None and serves != worker:
         return Line("worker", "node", State.FAIL, f"{node} serves {serves}", "check --worker")
     return Line("worker", "node", State.OK, f"{node} serves {serves}")
+
+
+async def examine_node_money(chain: Chain, node: Address) -> Line:
+    """Return whether a node can submit its own work when the orchestrator ignores it."""
+    money = await node_money(chain, node)
+    if money.is_enough:
+        return Line("worker", "bond", State.OK, f"the node holds {money.held}")
+    advice = (
+        f"send {money.needed} to {node}: with them it submits by itself if the orchestrator "
+        "ignores its work; the bond comes back"
+    )
+    return Line("worker", "bond", State.WARN, f"the node holds {money.held}", advice)

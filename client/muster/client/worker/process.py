@@ -9,10 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from muster.chain import Chain
-from muster.client.chain_facts import Times, read_times
+from muster.client.chain_facts import read_times
 from muster.client.connections import EngineFactory, connect, load_engine, make_engine, with_context
-from muster.client.preflight import coins_of, gas_money, require_fit
-from muster.client.quantities import format_coins, format_tokens
+from muster.client.preflight import node_money, require_fit
 from muster.client.run_documents import TASK_SETS, fetch_rules, require_calibrated
 from muster.client.settings import WorkerSettings
 from muster.client.worker.context import Station, WorkerContext
@@ -76,7 +75,7 @@ async def run_worker(
                 tickets_per_engine=settings.tickets_per_engine,
             )
             times = await read_times(connected.chain)
-            await warn_of_no_bond(connected.chain, node, times)
+            await warn_of_no_bond(connected.chain, node)
             loop = await make_loops(loop_class, context, others, engine_factory)
             silence = SilenceDuty(
                 context,
@@ -118,17 +117,16 @@ async def make_loops(
     return loops[0]
 
 
-async def warn_of_no_bond(chain: Chain, node: Wallet, times: Times) -> None:
+async def warn_of_no_bond(chain: Chain, node: Wallet) -> None:
     """Warn if a node lacks tokens or gas to submit its own work when the orchestrator withholds
     it."""
-    coins, needed = await coins_of(chain, node.address), await gas_money(chain, "dispute")
-    tokens, bond = await chain.token.balance_of(node.address), times.court.bond
-    if coins < needed.wei or tokens < bond:
+    money = await node_money(chain, node.address)
+    if not money.is_enough:
         logger.warning(
             "the node has no money to submit by itself if the orchestrator ignores its work",
             extra={
-                "holds": f"{format_tokens(tokens)} tokens, {format_coins(coins)} for gas",
-                "needs": f"a bond of {format_tokens(bond)} tokens, {needed} for gas",
+                "holds": money.held,
+                "needs": money.needed,
                 "hint": f"send them to {node.address}; the bond comes back",
             },
         )

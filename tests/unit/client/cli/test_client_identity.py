@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from muster.client.cli.keys import create_identity, init
 from muster.protocol.eip712 import address_of
 from muster.protocol.errors import WalletError
-from muster.wallet import key_of_words, load_wallet, read_words
+from muster.wallet import key_of_words, keystore_address, load_wallet, read_words
 
 WORDS = "test test test test test test test test test test test junk"
 ADDRESS = "0xf39Fd6e51aad88F6F4ce6aB8827279cffFb92266"
@@ -58,7 +58,10 @@ def test_recovery_gives_the_same_worker_and_another_node(tmp_path: Path) -> None
 def test_next_steps_name_the_keystores(tmp_path: Path) -> None:
     result = run("--dir", str(tmp_path / "my k"), "--words-file", str(tmp_path / "w"))
     assert "muster doctor --run" in result.stderr
+    node = tmp_path / "my k" / "node.json"
     assert f"muster stake --keystore '{tmp_path / 'my k' / 'worker.json'}'" in result.stderr
+    assert f"--keystore '{node}' --orchestrator URL" in result.stderr
+    assert f"a bond and gas money to {keystore_address(node)}" in result.stderr
 
 
 @pytest.mark.parametrize("name", ["worker.json", "node.json"])

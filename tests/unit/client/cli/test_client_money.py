@@ -257,7 +257,7 @@ async def test_stake_beyond_the_balance_is_refused_before_it_is_sent() -> None:
     offer = await stake_offer(chain, OWNER.address, RUN, 151 * WEI_PER_TOKEN, with_node=True)
     with pytest.raises(ConfigError, match="holds 150 tokens, staking takes 151") as caught:
         offer.require_funds()
-    assert "--faucet" in (caught.value.hint or "")
+    assert f"send 1 tokens to {OWNER.address}" in (caught.value.hint or "")
 
 
 async def test_faucet_is_for_development_chains() -> None:
