@@ -1,7 +1,8 @@
 """The guides are true: their shell blocks are run, line by line, as one script.
 
 Journeys begin in an empty folder, with an installed wheel and no file of the checkout. `make test`
-has the deployment, `make test-all` the owner's, the one that plays everybody and the contributor's.
+has the deployment, `make test-all` the owner's, the one that plays everybody, the contributor's,
+the validator's and the public run's.
 Elsewhere in `make test` are the contributor's five commands and the model's (test_network_story), a
 demo from the wheel (test_wheel), a run's creation (test_run_create), every command of every guide
 by name and options (test_docs_commands), and the auditor's (test_audit_guide, test_slash_guide).
@@ -21,7 +22,8 @@ from installed import Installed
 
 ROOT = Path(__file__).parents[2]
 GUIDES = ROOT / "docs" / "guides"
-PORTS = (8545, 8600, 8700, 8800)
+RELAY_PORTS = (8700, 8701, 8702)
+PORTS = (8545, 8600, *RELAY_PORTS, 8800)
 TIMEOUT_S = 400
 ENDING_S = 30
 
@@ -48,6 +50,19 @@ def checkout(tmp_path: Path) -> Path:
 
 def blocks_of(guide: str) -> list[str]:
     return re.findall(r"^```sh\n(.*?)^```", (GUIDES / guide).read_text(), re.M | re.S)
+
+
+def endless_network() -> list[str]:
+    """The network by hand, with a run that does not end."""
+    network = blocks_of("devnet.md")
+    until = next(i for i, block in enumerate(network) if "wait $trainer" in block)
+    return [block.replace("--steps 2", "--steps 100000") for block in network[:until]]
+
+
+# A newcomer is in another folder and knows only the orchestrator's URL.
+MOVED = """mkdir ../newcomer; cd ../newcomer; unset MUSTER_PASSWORD MUSTER_DEPLOYMENTS
+until (: < /dev/tcp/127.0.0.1/8600) 2> /dev/null; do sleep 0.2; done
+"""
 
 
 def run_script(folder: Path, blocks: list[str]) -> str:
@@ -110,13 +125,7 @@ def test_a_network_is_deployed_and_verified(checkout: Path) -> None:
 @pytest.mark.slow
 def test_a_newcomer_is_proven_staked_paid_and_leaves(empty: Path) -> None:
     """The worker's guide, on the network of the other guide with a run that does not end."""
-    network = blocks_of("devnet.md")
-    until = next(i for i, block in enumerate(network) if "wait $trainer" in block)
-    started = [block.replace("--steps 2", "--steps 100000") for block in network[:until]]
-    # The newcomer is in another folder and knows only the orchestrator's URL.
-    moved = "mkdir ../newcomer; cd ../newcomer; unset MUSTER_PASSWORD MUSTER_DEPLOYMENTS\n"
-    moved += "until (: < /dev/tcp/127.0.0.1/8600) 2> /dev/null; do sleep 0.2; done\n"
-    output = run_script(empty, [*started, moved, *blocks_of("worker.md")])
+    output = run_script(empty, [*endless_network(), MOVED, *blocks_of("worker.md")])
     assert re.search(r"^fit$", output, re.M), output[-3000:]
     assert "proof self-proof      accepted:" in output
     assert "passed  sampling" in output
@@ -125,6 +134,101 @@ def test_a_newcomer_is_proven_staked_paid_and_leaves(empty: Path) -> None:
     paid = re.search(r"^claimed +([0-9.]+) tokens", output, re.M)
     assert paid, output[-3000:]
     assert float(paid[1]) > 0
+
+
+@pytest.mark.slow
+def test_an_invited_validator_takes_its_seat_judges_and_leaves(empty: Path) -> None:
+    """The validator's guide, on the same network; the owner answers with the invitation."""
+    blocks = blocks_of("validator.md")
+    made = next(i for i, block in enumerate(blocks) if "muster wallet new" in block)
+    invited = """(cd ../empty; MUSTER_PASSWORD=only-for-this-devnet muster run invite 1 \
+  "$(muster wallet show ../newcomer/validator.json)" --keystore keys/owner.json --yes)
+"""
+    walked = [*blocks[: made + 1], invited, *blocks[made + 1 :]]
+    output = run_script(empty, [*endless_network(), MOVED, *walked])
+    assert re.search(r"^fit$", output, re.M), output[-3000:]
+    assert "exit code 3: not due yet" in output
+    log = (empty.parent / "newcomer" / "validator.log").read_text()
+    assert "submission accepted" in log
+    assert "Traceback" not in log
+
+
+PLACES = {
+    "https://rpc.example.org": "http://127.0.0.1:8545",
+    "orchestrator.example.org": "127.0.0.1",
+    **{f"relay-{n}.example.org:8700": f"127.0.0.1:{RELAY_PORTS[n - 1]}" for n in (1, 2, 3)},
+    "10.0.0.2": "127.0.0.1",
+    "--confirmations 20": "--confirmations 1",
+    "--recipe recipe.toml": "--recipe demo --steps 2",
+    **{str(n) * 40: f"$(muster wallet show ../validator-{n}.json | cut -c3-)" for n in (1, 2, 3)},
+}
+"""What a test on one machine has instead of the guide's names."""
+CHAIN = """scp() {  # machines are folders side by side
+  local found=()
+  for word; do
+    case $word in -r) ;; *:*) found+=("../${word%%:*}/${word#*:}") ;; *) found+=("$word") ;; esac
+  done
+  cp -r "${found[@]}"
+}
+muster devnet --port 8545 --deployments deployments > devnet.log 2>&1 &
+until [ -f deployments/31337.json ]; do sleep 0.2; done
+mkdir -p ../{trainer,orchestrator,owner,relay-{1,2,3},elsewhere}
+"""
+PREPARED = """muster devnet fund owner.json ../{trainer/trainer,orchestrator/orchestrator}.json
+for n in 1 2 3; do muster wallet new ../validator-$n.json --light; done
+muster run base-model --out model --task-set tasks.jsonl
+muster calibrate --model model --task-set tasks.jsonl --recipe demo --profile quick > limits.txt
+"""
+BROADCAST = "".join(
+    f"until curl -s http://127.0.0.1:{port}/v1/1/versions | grep -q '\\[0'; do sleep 0.5; done\n"
+    for port in RELAY_PORTS
+)
+OTHERS = """for n in 1 2 3; do
+  muster devnet fund ../validator-$n.json
+  muster validator join --run 1 --keystore ../validator-$n.json --yes
+  muster validator run --run 1 --keystore ../validator-$n.json --state-dir state-$n > log-$n 2>&1 &
+done
+for name in worker node; do muster wallet new $name.json --light; done
+muster devnet fund worker.json node.json
+muster stake --run 1 --keystore worker.json --node node.json --yes
+muster worker run --run 1 --keystore node.json --worker "$(muster wallet show worker.json)" \\
+  --state-dir worker > worker.log 2>&1 &
+wait $trainer
+"""
+
+
+def on_one_machine(blocks: list[str]) -> list[str]:
+    """The blocks of a guide whose machines are named in their first lines, each in a folder."""
+    walked = []
+    for block in blocks:
+        for name, place in PLACES.items():
+            block = block.replace(name, place)
+        (machine,) = re.findall(r"^# on (?:the |each )?(.*)\n|^# (elsewhere)\n", block)
+        name = next(filter(None, machine))
+        if name == "every machine":
+            walked.append(block)
+        elif name == "relay":
+            walked += [
+                f"cd ../relay-{n}\n" + block.replace("8700", str(RELAY_PORTS[n - 1]))
+                for n in (1, 2, 3)
+            ]
+        else:
+            walked.append(f"cd ../{name}\n{block}")
+    return walked
+
+
+@pytest.mark.slow
+def test_a_run_of_several_machines_is_joined_by_its_url_and_made(empty: Path) -> None:
+    """The guide of a public run, with folders for machines; strangers follow their guides."""
+    walked = on_one_machine(blocks_of("public-run.md"))
+    created = next(i for i, block in enumerate(walked) if "muster run create" in block)
+    cd, create = walked[created].split("\n", 1)
+    walked[created] = f"{cd}\n{PREPARED}{create}"
+    output = run_script(empty, [CHAIN, *walked[:-1], BROADCAST, walked[-1], OTHERS])
+    assert re.search(r"^ok +network relay 2 ", output, re.M), output[-3000:]
+    assert re.search(r"^fit, as far as it was examined", output, re.M), output[-3000:]
+    figures = (empty.parent / "trainer" / "trainer" / "metrics.jsonl").read_text()
+    assert '"step": 2' in figures
 
 
 def _is_taken(port: int) -> bool:

@@ -1,6 +1,8 @@
 """Seats and the bench: validators and jurors come and go at the command line, on real contracts."""
 
+import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,6 +115,35 @@ async def test_a_validator_that_takes_all_its_stake_back_gives_up_its_seat(stage
     assert isinstance(await stage.error(*unstake), NotYet)
     await stage.scenario.pass_time(PARAMETERS.unbonding_s)
     assert (await stage.json(*unstake))["action"] == "withdrawn"
+
+
+GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "validator.md"
+STEPS = ["validator join", "stake --run", "validator leave", "unstake --run"]
+
+
+async def test_the_guides_lines_take_a_seat_with_room_for_fines_and_give_it_up(
+    stage: Stage,
+) -> None:
+    lines = re.findall(
+        r"^muster ((?:validator (?:join|leave)|(?:un)?stake) .*?)(?: \|\|.*)?$",
+        GUIDE.read_text(),
+        re.M,
+    )
+    assert [" ".join(line.split()[:2]) for line in lines] == STEPS
+    key, owner = await with_tokens(stage, 600), stage.scenario.of(OWNER)
+    await invite(stage, STRANGER)
+    join, more, leave, unstake = (line.replace("validator.json", key).split() for line in lines)
+    for line in (join, more):
+        await stage.json(*line)
+    assert await owner.vault.active_stake(RUN_ID, STRANGER.address) == 600 * TOKEN
+    await stage.json(*leave)
+    assert not await owner.runs.is_validator(RUN_ID, STRANGER.address)
+    assert isinstance(await stage.error(*unstake), NotYet)
+    await stage.scenario.pass_time(PARAMETERS.unbonding_s)
+    assert (await stage.json(*unstake))["action"] == "withdrawn"
+    # The invitation stays.
+    await stage.json(*join)
+    assert await owner.runs.is_validator(RUN_ID, STRANGER.address)
 
 
 # Jurors
