@@ -7,6 +7,7 @@ from the folder, never uses the network.
 
 import hashlib
 import inspect
+import json
 import re
 import threading
 from collections.abc import Iterator, Mapping
@@ -35,10 +36,27 @@ _BUILDING = threading.Lock()
 _WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".peft")
 _OTHER_READING = re.compile(
     r"adapter_config\.json|adapter_model\.(bin|safetensors)|tekken\.json"
-    r"|tokenizer\.model\.v.*|params\.json|consolidated.*"
+    r"|tokenizer\.model\.v.*|params\.json|consolidated.*|hf_quant_config\.json"
 )
 """Files from which peft, mistral-common or vLLM would load another model or tokenizer than programs
 without them."""
+_WEIGHTS = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_OTHER_SETTINGS = frozenset(
+    {
+        "compression_config",
+        "configuration_files",
+        "fast_tokenizer_files",
+        "fusion_config",
+        "quantization_config",
+        "transformers_weights",
+    }
+)
+"""Settings that name other files, or arithmetic that depends on the GPU and on packages."""
+_KERNELS = re.compile(r"_?(attn|experts)_implementation")
+_SURE_KERNELS = ("eager", "sdpa", None)
+_LAYERS = re.compile(r"((num_)?(en|de)coder_|decoder_num_hidden_|num_hidden_|num_|n_)?layers?")
+"""Names of the settings that say how many layers a model has."""
 
 _FIXED_ROPES = frozenset({"default", "linear", "llama3", "yarn", "proportional"})
 """Types of rotary embeddings whose angles depend on the position alone."""
@@ -119,7 +137,7 @@ def read_tokenizer(folder: Path) -> Any:
 
 def require_one_reading(folder: Path) -> None:
     """Raise EngineError unless every program loads the same model and tokenizer from a folder,
-    whatever else is installed: else honest work would look forged.
+    whatever else is installed and was loaded before: else honest work would look forged.
     """
     if not (folder / "tokenizer.json").is_file():
         raise EngineError(
@@ -133,6 +151,63 @@ def require_one_reading(folder: Path) -> None:
             "programs would load another model from it",
             hint="the run's owner must publish it without them; merge an adapter into the weights",
         )
+    with as_engine_error(f"policy folder {folder} does not load"):
+        tensors = _require_one_model(folder)
+        for name in ("config.json", "tokenizer_config.json"):
+            _require_one_meaning(folder / name, tensors)
+
+
+def _require_one_model(folder: Path) -> int | None:
+    """Return how many tensors the weights have, None without weights; raises EngineError unless
+    transformers and vLLM read just these from the folder, and each of them once.
+    """
+    files = sorted(path.name for path in folder.glob("*.safetensors"))
+    index = folder / _INDEX
+    if not files and not index.exists():
+        return None
+    held: list[tuple[str, str]] = []
+    for name in files:
+        with safe_open(folder / name, framework="pt") as file:
+            held += [(tensor, name) for tensor in file.keys()]  # noqa: SIM118
+    what = f"policy folder {folder} does not load everywhere alike"
+    if index.exists():
+        named = json.loads(index.read_bytes())["weight_map"]
+        if sorted(named.items()) != sorted(held):
+            raise EngineError(
+                f"{what}: {_INDEX} names other tensors or files than its *.safetensors hold",
+                hint="the run's owner must publish it with the right index, or save it anew",
+            )
+    if files != [_WEIGHTS] and (_WEIGHTS in files or not index.exists()):
+        raise EngineError(
+            f"{what}: it holds {', '.join(files[:3])}",
+            hint=f"the run's owner must publish {_WEIGHTS} alone, or several files with {_INDEX}",
+        )
+    return len(held)
+
+
+def _require_one_meaning(path: Path, tensors: int | None) -> None:
+    """Raise EngineError when a file of settings, if it is there, names other files or arithmetic
+    that depends on the machine, or more layers than the weights can have.
+    """
+    if not path.is_file():
+        return
+    parts = [json.loads(path.read_bytes())]
+    while parts:
+        part = parts.pop()
+        parts += part if isinstance(part, list) else []
+        for name, value in part.items() if isinstance(part, dict) else ():
+            parts.append(value)
+            is_other = name in _OTHER_SETTINGS and value is not None
+            if is_other or (_KERNELS.fullmatch(name) and value not in _SURE_KERNELS):
+                raise EngineError(
+                    f"{path} sets {name}: what programs compute from it would depend on the "
+                    "machine and its packages",
+                    hint="the run's owner must publish it without this setting; quantised models "
+                    "are not supported",
+                )
+            is_layers = tensors is not None and _LAYERS.fullmatch(name) and isinstance(value, int)
+            if is_layers and value > (tensors or 0):
+                raise EngineError(f"{path} sets {name} to {value}, its weights have {tensors}")
 
 
 def fingerprint(folder: Path) -> dict[str, str]:
@@ -153,6 +228,7 @@ def swap_weights(model: Any, folder: Path) -> bool:
     with its shape; otherwise nothing changes. Raises EngineError when the files cannot be read; the
     model may then hold a mixture.
     """
+    require_one_reading(folder)
     parameters: Mapping[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
     with as_engine_error(f"weights in {folder} do not load"), ExitStack() as stack:
         files = [

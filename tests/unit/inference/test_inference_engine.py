@@ -3,7 +3,7 @@
 import json
 import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -204,7 +204,6 @@ def test_incomplete_folder_is_refused(policy_folder: Path, tmp_path: Path, missi
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("config.json", {"quantization_config": {"quant_method": "gptq", "bits": 4}}),
         ("config.json", {"hidden_size": "64"}),
         ("config.json", {"num_attention_heads": 0}),
         ("config.json", {"rope_parameters": "x"}),
@@ -232,6 +231,7 @@ OTHER_READINGS = [
     "tokenizer.model.v3",
     "params.json",
     "consolidated.safetensors",
+    "hf_quant_config.json",
 ]
 
 
@@ -248,6 +248,170 @@ def test_folder_that_packages_would_load_otherwise_is_refused(
         TransformersEngine().load_policy(folder, PolicyVersion(0))
     with pytest.raises(EngineError, match=f"holds {name}"):
         read_tokenizer(folder)
+
+
+INDEX = "model.safetensors.index.json"
+
+
+def in_shards(folder: Path, target: Path) -> tuple[Path, dict[str, str]]:
+    """Return a copy of a folder with its weights in two files, and the index's map."""
+    shutil.copytree(folder, target)
+    weights = load_file(target / "model.safetensors")
+    (target / "model.safetensors").unlink()
+    named = {name: f"model-{i % 2}.safetensors" for i, name in enumerate(weights)}
+    for file in set(named.values()):
+        held = {name: tensor for name, tensor in weights.items() if named[name] == file}
+        save_file(held, target / file, metadata={"format": "pt"})
+    write_index(target, named)
+    return target, named
+
+
+def write_index(folder: Path, named: object) -> None:
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": named}))
+
+
+def test_swapped_weights_are_those_that_a_new_engine_loads(
+    policy_folder: Path, sibling_folder: Path, tmp_path: Path
+) -> None:
+    sharded, _ = in_shards(policy_folder, tmp_path / "base")
+    following, _ = in_shards(sibling_folder, tmp_path / "next")
+    for folder in (following, sibling_folder):
+        running, fresh = TransformersEngine(), TransformersEngine()
+        running.load_policy(sharded, PolicyVersion(0))
+        before = running.model
+        running.load_policy(folder, PolicyVersion(1))
+        fresh.load_policy(folder, PolicyVersion(1))
+        assert running.model is before
+        assert (alone(running).logits_TV == alone(fresh).logits_TV).all()
+
+
+def point_elsewhere(folder: Path, named: dict[str, str]) -> None:
+    write_index(folder, dict.fromkeys(named, "../base/model-0.safetensors"))
+
+
+def point_at_a_pickle(folder: Path, named: dict[str, str]) -> None:
+    torch.save(load_file(folder / "model-0.safetensors"), folder / "a.dat")
+    write_index(folder, named | {next(iter(named)): "a.dat"})
+
+
+def point_at_the_other(folder: Path, named: dict[str, str]) -> None:
+    write_index(folder, named | {next(iter(named)): "model-1.safetensors"})
+
+
+def leave_out_a_name(folder: Path, named: dict[str, str]) -> None:
+    write_index(folder, dict(list(named.items())[1:]))
+
+
+def name_one_more(folder: Path, named: dict[str, str]) -> None:
+    write_index(folder, {**named, "more": "model-0.safetensors"})
+
+
+def hold_a_tensor_twice(folder: Path, _named: dict[str, str]) -> None:
+    shutil.copy(folder / "model-0.safetensors", folder / "model-2.safetensors")
+
+
+def hold_a_whole_one_too(folder: Path, named: dict[str, str]) -> None:
+    save_file({"more": torch.zeros(1)}, folder / "model.safetensors", metadata={"format": "pt"})
+    write_index(folder, {**named, "more": "model.safetensors"})
+
+
+def have_no_index(folder: Path, _named: dict[str, str]) -> None:
+    (folder / INDEX).unlink()
+
+
+def name_no_map(folder: Path, _named: dict[str, str]) -> None:
+    write_index(folder, 5)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        point_elsewhere,
+        point_at_a_pickle,
+        point_at_the_other,
+        leave_out_a_name,
+        name_one_more,
+        hold_a_tensor_twice,
+        hold_a_whole_one_too,
+        have_no_index,
+        name_no_map,
+    ],
+)
+def test_weights_that_a_new_engine_would_read_otherwise_are_refused(
+    policy_folder: Path, tmp_path: Path, spoil: Callable[[Path, dict[str, str]], None]
+) -> None:
+    base, _ = in_shards(policy_folder, tmp_path / "base")
+    spoilt, named = in_shards(policy_folder, tmp_path / "next")
+    spoil(spoilt, named)
+    running = TransformersEngine()
+    running.load_policy(base, PolicyVersion(0))
+    for engine in (running, TransformersEngine()):
+        with pytest.raises(EngineError, match="does not load"):
+            engine.load_policy(spoilt, PolicyVersion(1))
+        assert engine.policy_version is None
+
+
+OTHER_SETTINGS = {
+    "transformers_weights": "b.safetensors",
+    "configuration_files": ["config.1.0.0.json"],
+    "quantization_config": {"quant_method": "fp8"},
+    "compression_config": {},
+    "fusion_config": {"x": True},
+    "attn_implementation": "kernels-community/flash-attn2",
+    "_attn_implementation": "flash_attention_2",
+    "experts_implementation": "grouped_mm",
+}
+
+
+@pytest.mark.parametrize("name", OTHER_SETTINGS)
+@pytest.mark.parametrize("nested", [False, True])
+def test_settings_that_machines_follow_differently_are_refused(
+    policy_folder: Path, tmp_path: Path, name: str, nested: bool
+) -> None:
+    folder = shutil.copytree(policy_folder, tmp_path / "policy")
+    known = json.loads((folder / "config.json").read_text())
+    set_too = {name: OTHER_SETTINGS[name]}
+    set_too = {"text_config": [set_too]} if nested else set_too
+    (folder / "config.json").write_text(json.dumps(known | set_too))
+    for load in (TransformersEngine().load_policy, lambda folder, _version: read_tokenizer(folder)):
+        with pytest.raises(EngineError, match=rf"config\.json sets {name}"):
+            load(folder, PolicyVersion(0))
+
+
+def test_settings_that_choose_what_every_machine_has_are_accepted(
+    policy_folder: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(policy_folder, tmp_path / "policy")
+    known = json.loads((folder / "config.json").read_text())
+    sure = {"quantization_config": None, "experts_implementation": None}
+    for kernel in ("eager", "sdpa"):
+        text = json.dumps({**known, **sure, "attn_implementation": kernel})
+        (folder / "config.json").write_text(text)
+        engine = TransformersEngine()
+        engine.load_policy(folder, PolicyVersion(0))
+        assert engine.model.config._attn_implementation == kernel
+
+
+def test_tokenizer_that_depends_on_the_version_of_transformers_is_refused(
+    policy_folder: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(policy_folder, tmp_path / "policy")
+    settings = folder / "tokenizer_config.json"
+    known = json.loads(settings.read_text())
+    settings.write_text(json.dumps({**known, "fast_tokenizer_files": ["tokenizer.4.0.0.json"]}))
+    with pytest.raises(EngineError, match="sets fast_tokenizer_files"):
+        read_tokenizer(folder)
+
+
+@pytest.mark.parametrize("name", ["num_hidden_layers", "n_layer", "num_layers", "decoder_layers"])
+def test_more_layers_than_the_weights_have_are_refused_unbuilt(
+    policy_folder: Path, tmp_path: Path, name: str
+) -> None:
+    folder = shutil.copytree(policy_folder, tmp_path / "policy")
+    known = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**known, name: 10**10}))
+    with pytest.raises(EngineError, match=f"sets {name} to 10000000000, its weights have"):
+        TransformersEngine().load_policy(folder, PolicyVersion(0))
 
 
 def test_adapter_beside_the_weights_changes_no_engine(policy_folder: Path, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from muster.inference.policy_files import (
     read_config,
     read_tokenizer,
     require_fixed_positions,
+    require_one_reading,
 )
 from muster.inference.prompts import decode_completion, encode_prompt
 from muster.inference.turns import Turn
@@ -83,8 +84,8 @@ class HostedPolicy:
     def __init__(self, folder: Path, options: Options) -> None:
         """Open a folder; raises EngineError when vLLM cannot run its model."""
         with as_engine_error(f"policy folder {folder} does not load"):
-            self._config = read_config(folder)
             self._tokenizer = read_tokenizer(folder)
+            self._config = read_config(folder)
         _require_runs_here(self._config, options)
         self._fingerprint = fingerprint(folder)
         self._shapes = _shapes(folder)
@@ -103,8 +104,9 @@ class HostedPolicy:
         so.
 
         If anything else differs, nothing is changed. Raises EngineError when the files do not
-        parse.
+        parse, or could be read in two ways.
         """
+        require_one_reading(folder)
         if fingerprint(folder) != self._fingerprint or _shapes(folder) != self._shapes:
             return False
         self._call("reload_weights", weights_path=str(folder))
