@@ -16,7 +16,7 @@ import click
 from pydantic import Field, ValidationError
 
 from muster.chain import ZERO_ADDRESS, BatchStatus, BatchView, Chain, ChainView, Event, follow
-from muster.lifecycle import run_beside, run_until_stopped
+from muster.lifecycle import Proxies, run_beside, run_until_stopped
 from muster.lifecycle.files import write_durably
 from muster.protocol.eip712 import Domain, signer_of
 from muster.protocol.errors import ChainError, ConfigError, ContractRevert
@@ -82,6 +82,9 @@ class RelaySettings(Settings):
     """Most open connections from one network address."""
     requests_per_s: Annotated[float, Field(gt=0)] = 500.0
     """Requests per second from one network address, sustained; bursts may be twice that."""
+    trusted_proxies: str = ""
+    """Addresses and networks of reverse proxies whose X-Forwarded-For counts, separated by
+    commas."""
 
 
 async def serve_relay(settings: RelaySettings) -> None:
@@ -109,7 +112,9 @@ async def serve_relay(settings: RelaySettings) -> None:
             token=read_token(settings.upstream_token_file),
             metrics=metrics,
         )
-        limits = limits_of(settings.connections_per_address, settings.requests_per_s)
+        limits = limits_of(
+            settings.connections_per_address, settings.requests_per_s, settings.trusted_proxies
+        )
         await mirror.recheck()
         view, room = ChainView(), None
         guard = NamedWork(view, RunId(settings.run), chain.domain("ContributionLedger"))
@@ -264,13 +269,17 @@ def _committed_in(batch: BatchView) -> int:
 # Shared by all servers of chunks: token, limits per address, announcement.
 
 
-def limits_of(connections_per_address: int, requests_per_s: float) -> ServerLimits:
+def limits_of(
+    connections_per_address: int, requests_per_s: float, trusted_proxies: str = ""
+) -> ServerLimits:
     """Return the limits per network address; bursts may be twice the rate."""
     from muster.shardcast import ServerLimits
 
-    burst = int(2 * requests_per_s) + 1
     return ServerLimits(
-        connections_per_address=connections_per_address, requests_per_s=requests_per_s, burst=burst
+        connections_per_address=connections_per_address,
+        requests_per_s=requests_per_s,
+        burst=int(2 * requests_per_s) + 1,
+        proxies=Proxies(trusted_proxies),
     )
 
 

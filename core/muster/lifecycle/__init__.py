@@ -319,3 +319,34 @@ def machine_of(host: str) -> str:
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
     return str(ipaddress.ip_network((int(address) >> 64 << 64, 64)).network_address)
+
+
+class Proxies:
+    """The addresses and networks of trusted reverse proxies, from the settings."""
+
+    def __init__(self, text: str = "") -> None:
+        """Raises ConfigError for anything else than addresses and networks."""
+        names = [name.strip() for name in text.split(",") if name.strip()]
+        try:
+            self._networks = [ipaddress.ip_network(name) for name in names]
+        except ValueError as error:
+            raise ConfigError(
+                f"trusted_proxies: {error}",
+                hint="give addresses or networks, separated by commas: 10.0.0.7, 10.1.0.0/16",
+            ) from error
+
+    def __contains__(self, host: object) -> bool:
+        if not self._networks:
+            return False
+        try:
+            address = ipaddress.ip_address(str(host))
+        except ValueError:
+            return False
+        return any(address in network for network in self._networks)
+
+    def client_of(self, peer: str, forwarded: str) -> str:
+        """Return the address behind a connection: its peer's, or if that is a proxy the last that
+        is none in X-Forwarded-For; earlier ones are what a client claims.
+        """
+        names = [peer, *reversed([name.strip() for name in forwarded.split(",") if name.strip()])]
+        return next((name for name in names if name not in self), names[-1])

@@ -13,13 +13,13 @@ import socket
 import time
 from collections import Counter, OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Generic, TypeVar
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from muster.lifecycle import machine_of
+from muster.lifecycle import Proxies, machine_of
 from muster.shardcast.metrics import ShardMetrics
 
 # Malformed requests are the sender's fault; aiohttp would log a traceback for each.
@@ -64,6 +64,8 @@ class ServerLimits:
     """Longest wait for a version or chunk that is still to come."""
     waiting: int = 512
     """Most requests that wait at the same time; further ones are answered at once."""
+    proxies: Proxies = field(default_factory=Proxies)
+    """Reverse proxies: their connections are not limited, and X-Forwarded-For names the machine."""
 
 
 class ConnectionTable(Generic[C]):
@@ -143,6 +145,7 @@ class LimitedServer(web.Server):
             max_field_size=4096,
             max_headers=64,
         )
+        self._proxies = limits.proxies
         self._table = connections
         self._metrics = metrics
         self._transports: dict[RequestHandler, asyncio.Transport] = {}
@@ -152,9 +155,11 @@ class LimitedServer(web.Server):
         super().connection_made(handler, transport)
         prefer_congestion_control(transport.get_extra_info("socket"))
         peer = transport.get_extra_info("peername")
-        machine = machine_of(str(peer[0])) if peer else ""
+        host = str(peer[0]) if peer else ""
+        if host in self._proxies:
+            return
         self._transports[handler] = transport
-        cut = self._table.take(handler, machine, asyncio.get_running_loop().time())
+        cut = self._table.take(handler, machine_of(host), asyncio.get_running_loop().time())
         if cut is not None:
             self._metrics.cut_off.labels("too_many" if cut is handler else "displaced").inc()
             self._table.leave(cut)

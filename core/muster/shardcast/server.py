@@ -179,7 +179,7 @@ class ShardServer:
             return web.Response(status=500)
 
     def _refusal(self, request: web.BaseRequest) -> web.Response | None:
-        if self._rates.wait_s(_machine(request)) > 0:
+        if self._rates.wait_s(machine_of(self._client(request))) > 0:
             return web.Response(status=429, headers={"Retry-After": "1"})
         has_room = self._room is not None and _asked(request.path)[0] in _ROOM_KINDS
         is_put = request.method == "PUT" and has_room
@@ -293,7 +293,7 @@ class ShardServer:
     ) -> web.Response:
         try:
             async with asyncio.timeout(self._limits.send_s):
-                await room.take(kind, name, _parts(request), request.remote or "")
+                await room.take(kind, name, _parts(request), self._client(request))
         except TimeoutError:
             self.metrics.cut_off.labels("slow").inc()
             return await _refused(request, RoomRefusal(408, "slow", "it was sent too slowly"))
@@ -342,7 +342,7 @@ class ShardServer:
         if len(window) <= INLINE_BYTES and request.method == "GET":
             body = os.pread(file.fileno(), len(window), window.start)
             self.metrics.sent_bytes.inc(len(body))
-            self._table.know(_machine(request))
+            self._table.know(machine_of(self._client(request)))
             return web.Response(status=status, body=body, headers=headers)
         response = web.StreamResponse(status=status, headers=headers)
         response.content_type = "application/octet-stream"
@@ -351,7 +351,7 @@ class ShardServer:
         try:
             if request.method == "GET":
                 await self._sendfile(request, file, window)
-                self._table.know(_machine(request))
+                self._table.know(machine_of(self._client(request)))
             await response.write_eof()
         except ConnectionError as error:
             # A reader that disconnects is no error here; raised, it would log a traceback each
@@ -374,6 +374,11 @@ class ShardServer:
             raise ConnectionResetError("the client reads too slowly") from error
         self.metrics.sent_bytes.inc(len(window))
 
+    def _client(self, request: web.BaseRequest) -> str:
+        """Return the address of the machine that asks."""
+        forwarded = ",".join(request.headers.getall("X-Forwarded-For", []))
+        return self._limits.proxies.client_of(request.remote or "", forwarded)
+
     def _wait_s(self, request: web.BaseRequest) -> float:
         return min(_query_number(request, "wait", default=0), self._limits.wait_s)
 
@@ -395,10 +400,6 @@ class ShardServer:
             return value
         finally:
             self._waiting -= 1
-
-
-def _machine(request: web.BaseRequest) -> str:
-    return machine_of(request.remote or "")
 
 
 def _asked(path: str) -> tuple[str, tuple[str, ...]]:

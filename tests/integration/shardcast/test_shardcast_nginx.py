@@ -1,6 +1,7 @@
 """The ready-made configuration in a real nginx."""
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -8,8 +9,9 @@ import nginx_server
 import pytest
 from shardcast_network import RUN, Network, TwistedRelay, honest, policy
 
-from muster.lifecycle import free_port
+from muster.lifecycle import Proxies, free_port
 from muster.protocol.ids import PolicyVersion
+from muster.shardcast import ServerLimits, ShardServer
 
 CONFIGURATION = Path(__file__).parents[3] / "ops" / "nginx" / "shardcast.conf"
 
@@ -19,19 +21,24 @@ def relay(network: Network) -> TwistedRelay:
     return TwistedRelay(network.origin, honest)
 
 
+@asynccontextmanager
+async def before(url: str, folder: Path) -> AsyncIterator[str]:
+    """Nginx with our configuration before a relay; yields its URL."""
+    port = free_port()
+    replaced = {
+        "127.0.0.1:8700": url.removeprefix("http://"),
+        "listen 8780": f"listen 127.0.0.1:{port}",
+        "proxy_cache_path cache": f'proxy_cache_path "{folder}/cache"',
+    }
+    with nginx_server.serving(folder, CONFIGURATION, replaced):
+        await nginx_server.answering(port)
+        yield f"http://127.0.0.1:{port}"
+
+
 @pytest.fixture
 async def front(tmp_path: Path, relay: TwistedRelay) -> AsyncIterator[str]:
-    """Nginx with our configuration before the relay; yields its URL."""
-    async with relay.listening() as url:
-        folder, port = tmp_path / "nginx", free_port()
-        replaced = {
-            "127.0.0.1:8700": url.removeprefix("http://"),
-            "listen 8780": f"listen 127.0.0.1:{port}",
-            "proxy_cache_path cache": f'proxy_cache_path "{folder}/cache"',
-        }
-        with nginx_server.serving(folder, CONFIGURATION, replaced):
-            await nginx_server.answering(port)
-            yield f"http://127.0.0.1:{port}"
+    async with relay.listening() as url, before(url, tmp_path / "nginx") as fronted:
+        yield fronted
 
 
 async def test_version_is_fetched_through_nginx(network: Network, front: str) -> None:
@@ -86,3 +93,20 @@ async def test_nginx_passes_on_nothing_else(
     async with httpx.AsyncClient(base_url=front) as http:
         assert (await http.get(path)).status_code == 404
     assert relay.asked == []
+
+
+async def test_relay_limits_the_clients_of_nginx_whatever_they_claim(
+    network: Network, tmp_path: Path
+) -> None:
+    limits = ServerLimits(requests_per_s=0.001, burst=2, proxies=Proxies("127.0.0.1"))
+    async with (
+        ShardServer(network.origin, limits=limits) as server,
+        before(server.url, tmp_path / "nginx") as url,
+    ):
+        found = []
+        for client in ("127.0.7.1", "127.0.7.2"):
+            transport = httpx.AsyncHTTPTransport(local_address=client)
+            async with httpx.AsyncClient(base_url=url, transport=transport) as http:
+                claims = [{"X-Forwarded-For": f"9.9.9.{i}"} for i in range(3)]
+                found += [(await http.get("/healthz", headers=each)).status_code for each in claims]
+    assert found == [200, 200, 429] * 2

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from muster import lifecycle
-from muster.lifecycle import ComputeThread, first_error, free_port, usable_cores
+from muster.lifecycle import ComputeThread, Proxies, first_error, free_port, usable_cores
 from muster.protocol.errors import ConfigError, StorageError
 
 
@@ -142,3 +142,27 @@ def test_usable_cores_are_within_affinity_and_quota(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"{text}\n")
     assert usable_cores(tmp_path, own) == cores
+
+
+@pytest.mark.parametrize(
+    ("peer", "forwarded", "client"),
+    [
+        ("10.0.0.7", "1.2.3.4", "1.2.3.4"),
+        ("10.0.0.7", "6.6.6.6, 1.2.3.4", "1.2.3.4"),
+        ("10.1.2.3", "6.6.6.6,1.2.3.4 , 10.0.0.7", "1.2.3.4"),
+        ("10.0.0.7", "", "10.0.0.7"),
+        ("10.0.0.7", "10.1.0.1", "10.1.0.1"),
+        ("10.0.0.8", "1.2.3.4", "10.0.0.8"),
+        ("", "1.2.3.4", ""),
+    ],
+)
+def test_client_behind_proxies_is_the_last_address_that_is_none(
+    peer: str, forwarded: str, client: str
+) -> None:
+    assert Proxies("10.0.0.7, 10.1.0.0/16").client_of(peer, forwarded) == client
+
+
+def test_proxies_are_addresses_and_networks() -> None:
+    with pytest.raises(ConfigError, match="trusted_proxies"):
+        Proxies("nginx.example.org")
+    assert "10.0.0.7" not in Proxies()

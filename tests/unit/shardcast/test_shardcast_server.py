@@ -13,6 +13,7 @@ import httpx
 import pytest
 from shardcast_policies import RUN, SIGNATURE, fake_signature, fill, publish, publish_paths, serving
 
+from muster.lifecycle import Proxies
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import PolicyVersion, RunId
 from muster.shardcast import ChunkStore, ServerLimits, ShardServer
@@ -263,6 +264,50 @@ async def test_connections_of_one_address_are_bounded(store: ChunkStore) -> None
             await asyncio.sleep(0.05)
             assert (await client.get(f"{server.url}/healthz")).status_code == 200
         held[1][1].close()
+
+
+def behind(*path: str) -> dict[str, str]:
+    return {"X-Forwarded-For": ", ".join(path)}
+
+
+async def test_clients_of_a_proxy_are_limited_by_their_own_address(store: ChunkStore) -> None:
+    limits = ServerLimits(
+        connections_per_address=2, requests_per_s=0.001, burst=1, proxies=Proxies("127.0.0.1")
+    )
+    async with ShardServer(store, limits=limits) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        held = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
+        async with httpx.AsyncClient(base_url=server.url) as proxy:
+            # What a client itself claims comes first, and is not believed.
+            paths = [("10.0.0.1",), ("10.0.0.9", "10.0.0.1"), ("10.0.0.2",)]
+            answers = [await proxy.get("/healthz", headers=behind(*path)) for path in paths]
+        assert [answer.status_code for answer in answers] == [200, 429, 200]
+        away = httpx.AsyncHTTPTransport(local_address="127.0.0.2")
+        async with httpx.AsyncClient(base_url=server.url, transport=away) as stranger:
+            claims = [behind(f"10.0.1.{i}") for i in range(2)]
+            answers = [await stranger.get("/healthz", headers=each) for each in claims]
+        assert [answer.status_code for answer in answers] == [200, 429]
+        for _, writer in held:
+            writer.close()
+
+
+async def test_uploads_through_a_proxy_are_those_of_its_clients(store: ChunkStore) -> None:
+    room = Addresses()
+    limits = ServerLimits(proxies=Proxies("127.0.0.1"))
+    async with serving(store, room=room, limits=limits) as client:
+        for address in ("10.0.0.1", "10.0.0.2"):
+            await client.put(f"/v1/files/{'0' * 64}", content=b"a", headers=behind(address))
+    assert room.found == ["10.0.0.1", "10.0.0.2"]
+
+
+class Addresses:
+    """A room that notes from where files come."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    async def take(self, _kind: str, _name: object, _parts: object, address: str) -> None:
+        self.found.append(address)
 
 
 async def test_newcomer_is_served_while_ten_addresses_hold_every_connection(

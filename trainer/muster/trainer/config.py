@@ -89,6 +89,9 @@ class TrainerSettings(Settings):
     """Address the origin listens on."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8800
     """Port the origin listens on; 0 for any free one."""
+    trusted_proxies: str = ""
+    """Addresses and networks of reverse proxies before the origin whose X-Forwarded-For counts,
+    separated by commas."""
     ready_file: Path | None = None
     """File that receives the origin's URL once it listens."""
     hand_over_s: Annotated[float, Field(ge=0, le=604800)] = 600.0

@@ -14,14 +14,14 @@ from transformers.utils import logging as transformers_logging
 from muster.api import OrchestratorApi
 from muster.chain import Chain, ChainView, RunConfig, follow
 from muster.inference.transformers_engine import TransformersEngine
-from muster.lifecycle import ComputeThread, first_error
+from muster.lifecycle import ComputeThread, Proxies, first_error
 from muster.lifecycle.files import write_durably
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ConfigError, ContractRevert
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.recipe import Recipe
-from muster.shardcast import ChunkStore, ShardServer
+from muster.shardcast import ChunkStore, ServerLimits, ShardServer
 from muster.tasks import TaskSet, check_task_set, has_root
 from muster.tasks.document import MAX_TASK_SET_BYTES
 from muster.trainer.config import TrainerSettings
@@ -101,8 +101,9 @@ async def serve(settings: TrainerSettings, key: bytes) -> None:
                 keep=settings.keep,
                 hold_s=await chain.longest_open_s() if hold_s is None else hold_s,
             )
+            limits = ServerLimits(proxies=Proxies(settings.trusted_proxies))
             server = await stack.enter_async_context(
-                ShardServer(store, settings.host, settings.port)
+                ShardServer(store, settings.host, settings.port, limits=limits)
             )
             _announce(server.url, settings.ready_file)
             api = await stack.enter_async_context(

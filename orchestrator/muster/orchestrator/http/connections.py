@@ -19,8 +19,9 @@ from typing import NamedTuple
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from muster.lifecycle import Proxies
 from muster.orchestrator.http.app import MAX_HEADER_BYTES
-from muster.orchestrator.http.crowd import Crowd, Proxies, place_of
+from muster.orchestrator.http.crowd import Crowd, place_of
 from muster.orchestrator.http.errors import error_body
 from muster.orchestrator.http.requests import NOTE_SIGNER_KEY
 from muster.orchestrator.settings import OrchestratorSettings

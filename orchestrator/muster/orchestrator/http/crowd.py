@@ -13,7 +13,6 @@ from functools import lru_cache
 from typing import Generic, TypeVar
 
 from muster.lifecycle import machine_of
-from muster.protocol.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -84,9 +83,6 @@ class Crowd(Generic[T]):
                 del self._by_size[size]
 
 
-_Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-
-
 @lru_cache(maxsize=4096)
 def place_of(host: str) -> tuple[str, str]:
     """Return the network and the machine of an address, as limits count them.
@@ -100,27 +96,3 @@ def place_of(host: str) -> tuple[str, str]:
         return machine, machine
     network = ipaddress.ip_network((machine, 24 if version == 4 else 48), strict=False)
     return str(network), machine
-
-
-class Proxies:
-    """The addresses and networks of trusted reverse proxies, from the settings."""
-
-    def __init__(self, text: str) -> None:
-        """Raises ConfigError for anything else than addresses and networks."""
-        names = [name.strip() for name in text.split(",") if name.strip()]
-        try:
-            self._networks: list[_Network] = [ipaddress.ip_network(name) for name in names]
-        except ValueError as error:
-            raise ConfigError(
-                f"trusted_proxies: {error}",
-                hint="give addresses or networks, separated by commas: 10.0.0.7, 10.1.0.0/16",
-            ) from error
-
-    def __contains__(self, host: object) -> bool:
-        if not self._networks:
-            return False
-        try:
-            address = ipaddress.ip_address(str(host))
-        except ValueError:
-            return False
-        return any(address in network for network in self._networks)
