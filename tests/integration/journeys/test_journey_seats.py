@@ -145,6 +145,45 @@ async def test_the_guides_lines_take_a_seat_with_room_for_fines_and_give_it_up(
     assert await owner.runs.is_validator(RUN_ID, STRANGER.address)
 
 
+async def validator_status(stage: Stage, person: Person) -> Any:
+    return await stage.json("validator", "status", *RUN, "--validator", person.address)
+
+
+async def test_a_validators_status_says_seat_stake_gas_and_what_calls_it(stage: Stage) -> None:
+    scenario, me = stage.scenario, VALIDATORS[0]
+    found = await validator_status(stage, me)
+    assert (found["seated"], found["seats"], found["called"]) == (True, len(VALIDATORS), [])
+    assert found["active_wei"] == found["required_wei"] == str(500 * TOKEN)
+    assert int(found["gas_wei"]) > int(found["gas_wanted_wei"]) > 0
+    batch_id = await scenario.commit([scenario.submission(HONEST, 0)])
+    called = [(await validator_status(stage, each))["called"] for each in VALIDATORS]
+    assert any(called)
+    due_at = (await scenario.view()).batches[batch_id].committed_at + PARAMETERS.outcome_deadline_s
+    assert {b["batch"]: b["due_at"] for each in called for b in each} == {batch_id: due_at}
+    judged = scenario.submission(HONEST, 1)
+    other = await scenario.commit([judged])
+    await scenario.post(other, [judged], [rejected(1, judged)])
+    assert [(await validator_status(stage, each))["signed"] for each in VALIDATORS] == [1, 1, 0]
+    assert (await validator_status(stage, me))["waiting"] == 1
+    # What is overdue calls nobody.
+    await scenario.pass_time(PARAMETERS.outcome_deadline_s)
+    assert (await validator_status(stage, me))["waiting"] == 0
+
+
+async def test_a_validators_status_says_how_its_stake_comes_back(stage: Stage) -> None:
+    key = stage.key("validator")
+    leave = await stage.run(*words("validator", "leave", key, "--yes"))
+    assert "then    muster unstake --run 1 --keystore FILE withdraws it" in leave.stderr
+    show = ("validator", "status", *RUN, "--keystore", key)
+    waits = (await stage.run(*show)).stdout
+    assert f"no seat (invited) in run 1 of {len(VALIDATORS) - 1} validators" in waits
+    assert "0 tokens, 500 required; 500 unbonding until 20" in waits
+    assert "muster unstake" not in waits
+    await stage.scenario.pass_time(PARAMETERS.unbonding_s)
+    found = (await stage.run(*show)).stdout
+    assert "muster unstake --run 1 --keystore FILE withdraws what unbonded" in found
+
+
 # Jurors
 
 

@@ -23,7 +23,7 @@ DIFFER = {
     "what it chooses, counts or writes is the command's own": """
         --all --amount --count --documents --engine --files --honest --keep --model --name --out
         --passes --price --recipe --root --run --sample --seed --signer --state-dir --store
-        --task-set --version --wait --worker --calibration --eval-set --node --plan""",
+        --task-set --version --wait --worker --calibration --eval-set --node --plan --validator""",
     "whose key it is, and whether it is opened": "--keystore",
     "an owner names accounts, who takes part names URLs": "--orchestrator --trainer",
     "a server names its mirrors, others whom they ask": "--relay --origin --token-file",

@@ -6,16 +6,15 @@ the whole network. Both commands first print what the account can lose, and to w
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import click
 
 from muster.chain import Chain, ChainView, Receipt, read_view
+from muster.client.cli.judge_status import juror_status, validator_status, withdraw_command
 from muster.client.cli.options import (
     FILE,
     FOLDER,
-    account_of,
     acting_options,
     agree,
     begin_process,
@@ -24,7 +23,6 @@ from muster.client.cli.options import (
     endpoint,
     engine_choice,
     key_options,
-    looking_options,
     node_options,
     open_keystore,
     relay_option,
@@ -32,7 +30,6 @@ from muster.client.cli.options import (
 )
 from muster.client.cli.printing import print_result
 from muster.client.cli.trap import trap
-from muster.client.disputes.cases import phase_of
 from muster.client.preflight import require_cold, require_gas
 from muster.client.quantities import format_duration, format_time, format_tokens, parse_tokens
 from muster.client.settings import JurorSettings, ValidatorSettings
@@ -46,7 +43,7 @@ from muster.client.stake import (
 )
 from muster.lifecycle import run_until_stopped
 from muster.protocol.errors import ConfigError
-from muster.protocol.ids import Address, RunId, to_address
+from muster.protocol.ids import Address, RunId
 from muster.protocol.jury import BENCH
 
 
@@ -277,73 +274,6 @@ async def _leave_bench(chain: Chain, account: Address, options: dict[str, Any]) 
     return await chain.jurors.leave()
 
 
-@juror.command("status")
-@click.option("--juror", metavar="ADDRESS", help="The juror's address.")
-@click.option("--keystore", type=FILE, help="The juror's keystore; it is not opened.")
-@looking_options
-def juror_status(juror: str | None, keystore: Path | None, as_json: bool, **options: Any) -> None:
-    """Show how a juror stands: its stake, its open cases, what it voted, earned and lost.
-
-    \b
-    Example:
-      muster juror status --keystore juror.json
-    """
-    found = asyncio.run(_juror_status(to_address(account_of(juror, keystore, "juror")), options))
-    print_result(found, as_json, _juror_facts(found))
-
-
-async def _juror_status(account: Address, options: dict[str, Any]) -> dict[str, Any]:
-    async with await Chain.connect(*endpoint(options)) as chain:
-        view = await read_view(chain, ChainView())
-        now, terms = await chain.now(), await chain.court.terms()
-        required = await chain.jurors.required_stake()
-    stake = view.stake(RunId(BENCH), account)
-    drawn = [case for case in view.cases.values() if account in case.jurors]
-    return {
-        "juror": account,
-        "on_the_bench": account in view.jurors(),
-        "bench": len(view.jurors()),
-        "required_wei": str(required),
-        "active_wei": str(stake.active_wei),
-        "unbonding_wei": str(stake.unbonding_wei),
-        "withdrawable_at": stake.withdrawable_at if stake.unbonding_wei else None,
-        "withdrawable": bool(stake.unbonding_wei) and now >= stake.withdrawable_at,
-        "slashed_wei": str(stake.slashed_wei),
-        "drawn": len(drawn),
-        "voted": sum(account in case.votes for case in drawn),
-        "absent": sum(case.closed and account not in case.votes for case in drawn),
-        "earned_wei": str(sum(case.fee_wei for case in drawn if account in case.collected)),
-        "open": [
-            {"case": f"0x{case.case_id.hex()}", "phase": phase_of(case, terms, now)[0]}
-            for case in drawn
-            if not case.closed
-        ],
-    }
-
-
-def _juror_facts(found: dict[str, Any]) -> dict[str, Any]:
-    tokens = {key: format_tokens(int(found[f"{key}_wei"])) for key in ("active", "earned")}
-    unbonding = int(found["unbonding_wei"])
-    return {
-        "juror": f"{found['juror']}, {'' if found['on_the_bench'] else 'not '}on the bench of "
-        f"{found['bench']}",
-        "stake": f"{tokens['active']} tokens, {format_tokens(int(found['required_wei']))} required"
-        + (
-            f"; {format_tokens(unbonding)} unbonding until {format_time(found['withdrawable_at'])}"
-            if unbonding
-            else ""
-        ),
-        "back": _bench_words(found),
-        "cases": f"drawn for {found['drawn']}, voted in {found['voted']}, absent in "
-        f"{found['absent']}",
-        "earned": f"{tokens['earned']} tokens",
-        "slashed": f"{format_tokens(int(found['slashed_wei']))} tokens"
-        if int(found["slashed_wei"])
-        else None,
-        "open": [f"{case['case']}  {case['phase']}" for case in found["open"]],
-    }
-
-
 LOOKS_AT = 50
 """Places at which one transaction of `shorten` looks: at most about 3 million gas."""
 
@@ -374,17 +304,6 @@ async def _shorten_bench(chain: Chain, account: Address, options: dict[str, Any]
     click.echo(f"bench   {held} jurors on {places} places", err=True)
     agree("Shorten the bench?", options)
     return await chain.jurors.shorten(LOOKS_AT)
-
-
-def _bench_words(found: dict[str, Any]) -> list[str]:
-    """Return how a juror takes its stake back, or returns to the bench, where it can."""
-    lines = [f"{_withdraw(BENCH)} withdraws what unbonded"] if found["withdrawable"] else []
-    if not found["on_the_bench"] and int(found["active_wei"]):
-        lines += [
-            "muster juror join --keystore FILE stakes what is missing for a place, or",
-            f"{_withdraw(BENCH)} takes it back, one unbonding period later",
-        ]
-    return lines
 
 
 # Shared by both
@@ -439,13 +358,9 @@ async def _say_leaving(chain: Chain, run_id: RunId, account: Address) -> None:
         f"unbonds {format_tokens(active)} tokens\n"
         f"back    from {back}, in {format_duration(period)}; until then its earlier "
         "signatures can still be slashed\n"
-        f"then    {_withdraw(run_id)} withdraws it: nothing does by itself",
+        f"then    {withdraw_command(run_id)} withdraws it: nothing does by itself",
         err=True,
     )
-
-
-def _withdraw(run_id: int) -> str:
-    return f"muster unstake --run {run_id} --keystore FILE"
 
 
 def _say_risk(lines: list[str]) -> None:
@@ -454,3 +369,5 @@ def _say_risk(lines: list[str]) -> None:
 
 
 validator.add_command(trap)
+validator.add_command(validator_status)
+juror.add_command(juror_status)
