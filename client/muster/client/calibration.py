@@ -267,7 +267,7 @@ def calibrate(
     """Measure the limits within which validators accept work as honest. Prints the document's hash.
 
     Fails and writes nothing if a forger that computes nothing, or a cheat that saves most of the
-    work, is not detected on this model.
+    work, is not detected on this model, or if the limits refuse honest work.
 
     \b
     Examples:

@@ -95,8 +95,9 @@ def calibrate_model(
 
     Work that other machines contributed is recomputed here and counts like this machine's own.
     Raises EngineError when the model does not load, when there are too few prompts or chunks, and
-    for contributions about another model or recipe. If the limits let a forger through, or a
-    contribution would widen them and is not `accepted`, the result has a `refusal`.
+    for contributions about another model or recipe. If the limits let a forger through or refuse
+    honest work, or a contribution would widen them and is not `accepted`, the result has a
+    `refusal`.
     """
     require_sound(model_dir, plan)
     parties = bench, *_ = _load_all(model_dir, plan)
@@ -132,6 +133,7 @@ def calibrate_model(
     table += [row for row in rows if row is not None]
     refusal = (
         _refusal_of(lambda: require_no_outlier(machines, own.history, accepted))
+        or _refusal_of(lambda: calibrated_limits.require_honest(table))
         or _refusal_of(lambda: calibrated_limits.require_no_forger(table))
         or _refusal_of(lambda: calibrated_limits.require_separated(table, plan.recipe))
     )

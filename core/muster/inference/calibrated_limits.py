@@ -264,8 +264,8 @@ def history_limits(
 def fraud_strikes(honest_samples: int, recipe: Recipe) -> int:
     """Return the strikes that an honest submission collects with probability below 1e-6.
 
-    No honest sample failed, which bounds the true failure rate with 95 % confidence. The result is
-    at least 2: no single sample makes Fraud.
+    No honest sample failed (`require_honest`), which bounds the true failure rate with 95 %
+    confidence. The result is at least 2: no single sample makes Fraud.
     """
     size = submission_size(recipe)
     rate = rate_bound(honest_samples)
@@ -289,6 +289,20 @@ def detection(row: Measurement, size: int, strikes: int = 1) -> tuple[float, flo
     """
     low, high = wilson(row.trials - row.accepted, row.trials)
     return at_least(size, low, strikes), at_least(size, high, strikes)
+
+
+def require_honest(measured: Iterable[Measurement]) -> None:
+    """Raise EngineError when the limits refuse honest work that they were chosen from: strikes
+    rest on no such failure.
+    """
+    for row in measured:
+        if row.kind == "honest" and row.accepted < row.trials:
+            raise EngineError(
+                f"the limits refuse {row.trials - row.accepted} of {row.trials} honest "
+                f"{row.judged}s of {row.name!r}, so honest workers would lose stake",
+                hint="leave the engine or machine that differs most out of the calibration, or "
+                "measure more samples",
+            )
 
 
 def require_no_forger(measured: Iterable[Measurement]) -> None:

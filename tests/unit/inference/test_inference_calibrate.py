@@ -231,6 +231,15 @@ def test_model_is_refused_when_a_cheap_cheat_passes_as_honest(
     assert "'weights in int4' passes as honest: 320 of 320" in str(run.refusal)
 
 
+def test_model_is_refused_when_its_limits_refuse_honest_work(
+    policy_folder: Path, honest_work: HonestWork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibrate, "measure_honest", honest_work.measure)
+    monkeypatch.setattr(Calibration, "sampler_passes", lambda *_: False)
+    run = calibrate_model(policy_folder, plan())
+    assert "honest workers would lose stake" in str(run.refusal)
+
+
 def test_model_is_refused_when_missing_proofs_parse(
     policy_folder: Path, honest_work: HonestWork, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from muster.inference.calibrated_limits import (
     detection,
     fraud_strikes,
     history_limits,
+    require_honest,
     require_no_forger,
     require_separated,
     sampler_limits,
@@ -237,6 +238,12 @@ def test_model_is_refused_when_a_forger_that_computed_nothing_passes() -> None:
 
 def test_model_is_kept_when_only_others_pass() -> None:
     require_no_forger([row("honest", 300), row("other", 5), row("nothing", 0)])
+
+
+def test_limits_that_refuse_honest_work_are_refused() -> None:
+    require_honest([row("honest", 300), row("other", 5)])
+    with pytest.raises(EngineError, match="refuse 1 of 300 honest chunks of 'x'"):
+        require_honest([row("honest", 300), row("honest", 299)])
 
 
 def cheat(kind: str, accepted: int) -> Measurement:
