@@ -71,8 +71,10 @@ def read_tokenizer(folder: Path) -> Any:
         raise ConfigError(f"the tokenizer of {folder} does not load: {error}") from error
 
 
-def _ends(tokenizer: Any, folder: Path) -> frozenset[int]:
-    """Return the ids that end the model's completions; raises ConfigError."""
+def read_ends(tokenizer: Any, folder: Path) -> frozenset[int]:
+    """Return the ids that end the completions of a folder's model, as engines do; raises
+    ConfigError.
+    """
     try:
         config = policy_files.read_config(folder)
     except (OSError, ValueError, KeyError) as error:
@@ -94,7 +96,7 @@ def _template(tokenizer: Any, folder: Path) -> ChatTemplate:
     return ChatTemplate(
         source,
         {name: text for name, text in named if isinstance(text, str)},
-        tuple(map(str, tokenizer.convert_ids_to_tokens(sorted(_ends(tokenizer, folder))))),
+        tuple(map(str, tokenizer.convert_ids_to_tokens(sorted(read_ends(tokenizer, folder))))),
     )
 
 

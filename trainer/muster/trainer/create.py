@@ -33,7 +33,7 @@ from muster.toploc.wire import chunk_shapes
 from muster.trainer.config import TrainerSettings, load_recipe
 from muster.trainer.economics import cheats_of, read_fixed, refuse_unsafe, terms_of
 from muster.trainer.ports import PolicyRoots
-from muster.trainer.publish.policies import BASE, policy_files
+from muster.trainer.publish.policies import BASE, eos_token_ids, policy_files
 from muster.trainer.publish.publisher import Publisher
 
 if TYPE_CHECKING:
@@ -197,8 +197,8 @@ async def _require_tokens(plan: RunPlan, chain: Chain, owner: Address) -> None:
 
 
 def model_files(folder: Path) -> dict[str, Path]:
-    """Return the files of a base model; raises StorageError or EngineError when workers could not
-    load them, or not all alike."""
+    """Return the files of a base model; raises StorageError, EngineError or ConfigError when
+    workers or the trainer could not load them, or not all alike."""
     from muster.inference.policy_files import (
         as_engine_error,
         read_config,
@@ -215,6 +215,7 @@ def model_files(folder: Path) -> dict[str, Path]:
     require_one_reading(folder)
     with as_engine_error(f"policy folder {folder} does not load"):
         require_fixed_positions(read_config(folder))
+    eos_token_ids(folder)
     return files
 
 

@@ -18,10 +18,14 @@ import torch
 from trainer_fakes import Feed, make_recipe, make_rollouts, with_filters, with_reward
 from trainer_world import World, die, dying, without_time
 
+from muster.inference.policy_files import declared_ends, read_config, read_tokenizer
 from muster.protocol.errors import ConfigError, EncodingError, MusterError, StorageError
 from muster.protocol.recipe import Recipe
 from muster.protocol.rollouts import SCHEMA, Rollout, encode_rollouts
+from muster.protocol.sft import SftRecipe
+from muster.trainer.create import model_files
 from muster.trainer.publish.policies import eos_token_ids
+from muster.trainer.sft.encoding import RowEncoder
 from muster.trainer.stream.filters import Drop
 from muster.trainer.stream.reader import read_submission
 
@@ -201,10 +205,31 @@ def test_end_of_a_completion_is_read_from_the_model(model: Path) -> None:
     assert eos_token_ids(model) == {1, 2}
 
 
+@pytest.mark.parametrize("where", ["tokenizer", "configuration's class"])
+def test_ends_are_those_of_the_engines(model: Path, where: str) -> None:
+    if where == "tokenizer":
+        _set(model, eos_token_id=2)
+    else:
+        _set(model, eos_token_id=None, model_type="llama", architectures=["LlamaForCausalLM"])
+    found = eos_token_ids(model)
+    assert found == {1, 2}
+    tokenizer = read_tokenizer(model)
+    assert found == declared_ends(model, read_config(model), tokenizer)
+    assert RowEncoder(SftRecipe.model_validate(SFT), model)._end == tokenizer.eos_token_id == 1
+
+
+SFT = {"name": "x", "rows": {"max_tokens": 12}, "training": {"batch_tokens": 12, "epochs": 1}}
+
+
 @pytest.mark.parametrize(("ids", "shown"), [(None, r"\[\]"), (16, "16"), ([1, 99], r"\[1, 99\]")])
 def test_model_without_its_end_token_is_refused(model: Path, ids: Any, shown: str) -> None:
     size = json.loads((model / "config.json").read_text())["vocab_size"]
     _set(model, eos_token_id=size if ids == 16 else ids)
+    if ids is None:
+        settings = json.loads((model / "tokenizer_config.json").read_text())
+        (model / "tokenizer_config.json").write_text(json.dumps({**settings, "eos_token": None}))
+    with pytest.raises(ConfigError, match=shown):
+        model_files(model)
     with pytest.raises(ConfigError, match="has EOS tokens") as caught:
         eos_token_ids(model)
     assert caught.value.hint

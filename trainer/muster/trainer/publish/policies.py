@@ -426,21 +426,19 @@ def vocab_size(folder: Path) -> int:
 
 
 def eos_token_ids(folder: Path) -> frozenset[int]:
-    """Return the token ids that end a completion, from a model folder's configuration files.
+    """Return the token ids that end a completion of a folder's model: those of the engines.
 
     Raises ConfigError when there are none, or one is outside the vocabulary: completions of such a
     model would end only at the token limit.
     """
-    found: set[int] = set()
-    for name in ("config.json", "generation_config.json"):
-        if (folder / name).is_file():
-            config = json.loads((folder / name).read_text())
-            ids = config.get("eos_token_id", config.get("text_config", {}).get("eos_token_id"))
-            found.update([ids] if isinstance(ids, int) else ids or [])
+    from muster.inference.framing import read_ends, read_tokenizer
+
+    found = read_ends(read_tokenizer(folder), folder)
     size = vocab_size(folder)
     if not found or max(found) >= size:
         raise ConfigError(
             f"the model in {folder} has EOS tokens {sorted(found)} and {size} token ids",
-            hint="set eos_token_id in its config.json to a token of its vocabulary",
+            hint="set eos_token_id in its config.json, and its tokenizer's eos_token, to tokens of "
+            "its vocabulary",
         )
-    return frozenset(found)
+    return found

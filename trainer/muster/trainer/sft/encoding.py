@@ -44,7 +44,7 @@ class RowEncoder:
         self._tokenizer = read_tokenizer(model)
         self._eos = eos_token_ids(model)
         own = self._tokenizer.eos_token_id
-        self._end = own if own in self._eos else min(self._eos)
+        self._end = min(self._eos) if own is None else own
         self._vocabulary = vocab_size(model)
         # This class checks the length of rows, so the library's warning is not needed.
         self._tokenizer.model_max_length = 1 << 30
