@@ -93,7 +93,7 @@ async def front(folder: Path, **settings: object) -> AsyncIterator[Front]:
 
 async def test_work_is_leased_and_uploaded_through_tls(tmp_path: Path) -> None:
     async with front(tmp_path) as nginx, nginx.api(0) as api:
-        body = bytes(4 << 20)
+        body = bytes(1 << 20)
         lease = await api.lease(RUN)
         assert isinstance(lease, Lease)
         submission = submission_for(lease.ticket, body)
