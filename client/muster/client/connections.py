@@ -14,7 +14,7 @@ from muster.chain import Chain, EventReader, RunView, find_run, follow, read_unt
 from muster.chain.reader import OnChange
 from muster.client.chain_facts import HistoryView
 from muster.client.run_documents import await_orchestrator
-from muster.client.settings import EngineSettings, NodeSettings
+from muster.client.settings import EngineSettings, JurorSettings, NodeSettings
 from muster.client.sources import Sources
 from muster.client.tickets import longest_sample
 from muster.client.validator.judging import Rules
@@ -136,10 +136,20 @@ async def connect(
 def make_engine(settings: EngineSettings) -> InferenceEngine:
     """Return the engine that settings name."""
     room = room_of(settings)
-    if settings.engine == "transformers" and len(getattr(settings, "devices", ())) > 1:
-        # In one interpreter, the calls of several engines would run one at a time.
-        load = load_transformers(settings.threads, room, is_apart=True)
-        return load(settings.dtype, settings.device)
+    is_juror = isinstance(settings, JurorSettings)
+    if settings.engine == "transformers" and (
+        is_juror or len(getattr(settings, "devices", ())) > 1
+    ):
+        from muster.inference.vllm.engine import ProcessEngine
+
+        # In one interpreter, the calls of several engines would run one at a time. A juror loads
+        # policies of any run; one that hangs is stopped with its process.
+        made = load_transformers(settings.threads, room, is_apart=True)(
+            settings.dtype, settings.device
+        )
+        if is_juror and isinstance(made, ProcessEngine):
+            made.start()
+        return made
     load = load_as(settings.engine, settings.threads, room, settings.tensor_parallel)
     return load(settings.dtype, settings.device)
 

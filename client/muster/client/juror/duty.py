@@ -36,7 +36,7 @@ from muster.client.connections import TRANSACTIONS, EngineFactory, load_engine, 
 from muster.client.disputes.cases import Penalty, fees_due, penalties_of, ruling_words
 from muster.client.disputes.claims import OVERTAKEN, close_case, fine
 from muster.client.durable_log import Journal
-from muster.client.juror.judging import CaseJudge
+from muster.client.juror.judging import TURN_S, CaseJudge
 from muster.client.outage import SURVIVED, UNUSABLE, Steps
 from muster.client.preflight import warn_of_gas
 from muster.client.settings import JurorSettings
@@ -499,6 +499,7 @@ async def run_juror(
             apply_poll(view, await reader.poll())
             require_place(view, account.address)
             await warn_of_gas(chain, account.address, "vote", "to vote: absent jurors are slashed")
+            terms = await chain.court.terms()
             judge = CaseJudge(
                 view=view,
                 key=account.key,
@@ -509,6 +510,7 @@ async def run_juror(
                 sources=settings.source,
                 relays=settings.relay,
                 allows_private=chain.chain_id == FAUCET_CHAIN_ID,
+                turn_s=max(TURN_S, PATIENCE_SHARE * terms.commit_time / AT_ONCE),
             )
             context = JurorContext(
                 juror=account.address,
@@ -517,7 +519,7 @@ async def run_juror(
                 judge=judge,
                 journal=votes,
                 results=settings.state_dir / "cases",
-                terms=await chain.court.terms(),
+                terms=terms,
                 poll_s=settings.poll_s,
             )
             following = follow(

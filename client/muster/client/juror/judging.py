@@ -7,12 +7,12 @@ submissions are signed.
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
@@ -35,18 +35,25 @@ from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.judging import MISDECLARED, Rules, outcome_record
 from muster.client.validator.records import counted_before, judge_again
 from muster.inference import InferenceEngine
+from muster.inference.vllm.engine import ProcessEngine
 from muster.protocol.eip712 import Domain, signer_of
 from muster.protocol.encoding import hex0x
-from muster.protocol.errors import ApiError, PolicyUnavailable
+from muster.protocol.errors import ApiError, EngineError, PolicyUnavailable
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.jury import Ruling
 from muster.protocol.messages import Reason, Submission, Verdict
 from muster.shardcast import Fetcher
 from muster.shardcast.cache import LacksRoom, discard, reserve_in, room_in
-from muster.shardcast.download import in_thread
+from muster.shardcast.download import finished
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+TURN_S = 60.0
+"""Least seconds for which a case may hold the engine while other cases wait."""
+LOOK_S = 0.5
+"""Seconds between two looks at whether its turn is over."""
 POLICIES = "policies"
 """Folder of fetched policies, in the state folder."""
 FETCH_TURN_S = 600.0
@@ -96,12 +103,18 @@ class CaseJudge:
     """HTTP transport to sources; None for the network."""
     resolver: Resolve = resolve
     """Finds the addresses of strangers' hosts."""
+    turn_s: float = TURN_S
+    """Seconds for which a case may hold the engine while other cases wait."""
     _rules: dict[RunId, Rules] = field(default_factory=dict)
     _by_verifiers: dict[Hash32, int] = field(default_factory=dict)
     """Cases whose rulings verifiers decide, with the number of claims looked at."""
     _loaded: _Version | None = None
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the case that uses the engine."""
+    _turn_ends: float = 0.0
+    """When the case that holds it makes way for others, on the event loop's clock."""
+    _waiting: int = 0
+    """Cases that wait for the engine."""
 
     async def judge(self, case: CaseView) -> tuple[Ruling, dict[str, Any]]:
         """Return the ruling on a case's work, and the recomputation.
@@ -199,7 +212,7 @@ class CaseJudge:
         claim = claim_of(self.view, at.batch, entry, at.position, self.domain)
         data = await at.sources.file(entry.submission.file_hash)
         async with self._policy(at.run, entry.submission.policy_version, at.sources):
-            return await recompute(claim, data, at.rules, self.engine, self.decoder)
+            return await self._attended(recompute(claim, data, at.rules, self.engine, self.decoder))
 
     async def _among_all(self, at: _CaseAt) -> Rerun:
         """Return the outcome for a batch that was refused as a whole."""
@@ -222,7 +235,9 @@ class CaseJudge:
         for record in (*counted, alone.record):
             data = await at.sources.file(record.file_hash)
             async with self._policy(at.run, record.policy_version, at.sources):
-                conduct = await measure_conduct(data, at.rules, self.engine, self.decoder)
+                conduct = await self._attended(
+                    measure_conduct(data, at.rules, self.engine, self.decoder)
+                )
             conducts.append(conduct)
         record, detail = judge_again(batches, place, alone.record, conducts, at.rules.calibration)
         return replace(alone, record=record, detail=detail)
@@ -234,7 +249,7 @@ class CaseJudge:
         """Hold the engine, with the policy that the work claims if it was published."""
         checkpoint = run.checkpoints.get(version)
         if checkpoint is None:
-            async with self._turn:
+            async with self._its_turn():
                 yield
             return
         wanted = (run.run_id, version, checkpoint.manifest_root)
@@ -244,7 +259,7 @@ class CaseJudge:
         while True:
             # Fetched before its turn, so that slow relays delay no other case.
             folder = None if self._loaded == wanted else await self._fetch(wanted, sources)
-            async with self._turn:
+            async with self._its_turn():
                 if folder is not None:
                     await self._load(wanted, folder)
                 if self._loaded == wanted:
@@ -281,11 +296,51 @@ class CaseJudge:
     async def _load(self, wanted: _Version, folder: Path) -> None:
         if self._loaded == wanted:
             return
-        # A failed load leaves the engine without a policy. A cancelled one ends before the next
-        # case has its turn.
+        # A failed load leaves the engine without a policy.
         self._loaded = None
-        await in_thread(self.engine.load_policy, folder, wanted[1])
+        await self._attended(asyncio.to_thread(self.engine.load_policy, folder, wanted[1]))
         self._loaded = wanted
+
+    @asynccontextmanager
+    async def _its_turn(self) -> AsyncIterator[None]:
+        """Hold the engine."""
+        self._waiting += 1
+        try:
+            await self._turn.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            self._turn_ends = asyncio.get_running_loop().time() + self.turn_s
+            yield
+        finally:
+            self._turn.release()
+
+    async def _attended(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of work with the engine. The engine is stopped, and the work has ended,
+        when its case is given up, or when its turn is over and others wait: raises EngineError.
+        """
+        task = asyncio.create_task(work)
+        try:
+            while not (await asyncio.wait([task], timeout=LOOK_S))[0]:
+                if self._waiting and asyncio.get_running_loop().time() >= self._turn_ends:
+                    raise EngineError(
+                        f"the policy took more than its turn of {self.turn_s:g} s",
+                        hint="other cases go on; this one is tried again until a vote is due",
+                    )
+        except BaseException:
+            await finished(asyncio.create_task(self._stop(task)))
+            raise
+        return task.result()
+
+    async def _stop(self, task: asyncio.Task[Any]) -> None:
+        """Return once work with the engine has ended."""
+        self._loaded = None
+        while not task.done():
+            if isinstance(self.engine, ProcessEngine):
+                await asyncio.to_thread(self.engine.stop)
+            await asyncio.wait([task], timeout=LOOK_S)
+        if not task.cancelled() and (error := task.exception()):
+            logger.info("work with the engine ended", extra={"error": str(error)})
 
     # The disk: strangers' runs write to it
 

@@ -159,6 +159,18 @@ class ProcessEngine:
         """The id of vLLM's process, if one runs."""
         return self._current.process.pid if self._current.process else None
 
+    def start(self) -> None:
+        """Start the process, so that the first policy need not wait for it."""
+        question = Frame({"kind": "start", "options": self._options})
+        self._retrying(lambda: self._last(question, self._patience.open_s))
+
+    def stop(self) -> None:
+        """Kill the process at once, whatever it does: calls that wait for it raise EngineError. The
+        engine has no policy until the next one is loaded.
+        """
+        self._loaded = None
+        self._current.stop()
+
     def close(self) -> None:
         """End the process; the engine starts another when it is used again."""
         with self._weights.replaced():
@@ -171,6 +183,7 @@ class ProcessEngine:
         with self._weights.replaced():
             # No policy until the new one is complete: a mixture must never generate.
             self._loaded = None
+            self._current.is_stopped = False
             folder = folder.resolve()
             files, listed = _files(folder), set_aside_in(folder)
             done = self._retrying(lambda: self._open(folder))
@@ -399,11 +412,15 @@ class _CurrentProcess:
         self._child = child
         self.process: EngineProcess | None = None
         self.has_policy = False
+        self.is_stopped = False
+        """Whether no process may be started."""
         self._changing = threading.Lock()
 
     def running(self) -> EngineProcess:
-        """Return the process, after starting it if none runs."""
+        """Return the process, after starting it if none runs; raises EngineError when stopped."""
         with self._changing:
+            if self.is_stopped:
+                raise EngineError("the engine was stopped", hint="load a policy to go on")
             if self.process is None:
                 self.process = EngineProcess(self._python, self._environ, child=self._child)
             return self.process
@@ -411,6 +428,12 @@ class _CurrentProcess:
     def ask(self, question: Frame, silence_s: float) -> Iterator[Frame]:
         """Yield the answer's frames; starts a process when none runs."""
         return self.running().ask(question, silence_s=silence_s)
+
+    def stop(self) -> None:
+        """End the running process at once, and start no other."""
+        with self._changing:
+            self.is_stopped = True
+        self.drop(within_s=0)
 
     def drop(self, lost: EngineProcess | None = None, *, within_s: float = END_S) -> None:
         """End the running process, if any; with `lost`, only if it is that one. It has `within_s`

@@ -1,5 +1,5 @@
-"""The process of vLLM, or of one of several transformers engines: answers an engine's questions
-side by side, until the engine is gone.
+"""The process of vLLM, of a juror's transformers engine, or of one of several: answers an engine's
+questions side by side, until the engine is gone.
 
 A thread reads. It ends the process the moment the other end is closed, also in the middle of a
 batch, so that no process outlives its worker. A thread answers each question, and threads that
@@ -13,7 +13,9 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import resource
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -109,7 +111,7 @@ class Host:
         threading.Thread(target=self._read, name="questions", daemon=True).start()
         while True:
             question = self._questions.get()
-            if question.kind == "open":
+            if question.kind in ("open", "start"):
                 # vLLM has to start in the main thread.
                 self._answer(question)
             else:
@@ -135,6 +137,7 @@ class Host:
 
     def _answer(self, question: Frame) -> None:
         ways: dict[str, Callable[[Frame, _Answer], Iterator[Frame]]] = {
+            "start": self._start,
             "open": self._open,
             "generate": self._generate,
             "prove": self._prove,
@@ -161,6 +164,11 @@ class Host:
             answer.fail("broken", f"{type(error).__name__}: {error}")
         finally:
             del self._answers[question.header["id"]]
+
+    def _start(self, question: Frame, _answer: _Answer) -> Iterator[Frame]:
+        if question.header["options"]["hosts"] == "transformers":
+            import muster.inference.transformers_engine  # noqa: F401  # takes seconds
+        yield Frame({"kind": "done"})
 
     def _open(self, question: Frame, _answer: _Answer) -> Iterator[Frame]:
         folder, options = Path(question.header["folder"]), dict(question.header["options"])
@@ -235,6 +243,7 @@ class HostedTransformers:
         # The process sees one GPU, if it may use any.
         device = "cuda" if options["device"].startswith("cuda") else options["device"]
         room = ("context", "memory_share", "max_rows", "batch_tokens")
+        self._is_on_cpu = device == "cpu"
         self._engine = TransformersEngine(
             options["dtype"],
             threads=options["threads"],
@@ -246,6 +255,8 @@ class HostedTransformers:
     def swap(self, folder: Path) -> bool:
         """Load another folder, which is always possible; raises EngineError."""
         engine = self._engine
+        if self._is_on_cpu:
+            _bound_memory(folder)
         engine.load_policy(folder, _ANY)
         config = engine.model.config.get_text_config()
         self.shape = PolicyShape(
@@ -289,3 +300,19 @@ class HostedTransformers:
             found = self._engine.examine(part, proof=proof, temperature=temperature)
             yield from enumerate(found, first)
             tick(None)
+
+
+def _bound_memory(folder: Path) -> None:
+    """Let this process take no more memory than is free now, beside the mapped weights of a folder:
+    a stranger's policy that asks for more must not cost other processes theirs.
+    """
+    if sys.platform != "linux":
+        return
+    from muster.lifecycle import available_memory_bytes
+
+    pages = int(Path("/proc/self/statm").read_text().split()[5])
+    weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    most = pages * resource.getpagesize() + available_memory_bytes() + weights
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (bound, hard))

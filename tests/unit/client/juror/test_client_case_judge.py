@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import shutil
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tokenizers import Tokenizer, models
 from worlds.cases import ACCEPTED, ME, STRANGER, make_case
 from worlds.client_chain import make_batch, make_view
 from worlds.client_world import (
@@ -30,14 +33,19 @@ from worlds.client_world import (
     sign_submission,
     sign_ticket,
 )
+from worlds.judge_world import build_judge
 from worlds.validator_bench import PlainDecoder
 
 from muster.api import BatchEntry
 from muster.chain import ClaimView, LeasedWork
+from muster.client.connections import make_engine
 from muster.client.juror.duty import require_place
-from muster.client.juror.judging import CaseJudge
+from muster.client.juror.judging import TURN_S, CaseJudge
+from muster.client.settings import JurorSettings
+from muster.inference.vllm.engine import ProcessEngine
+from muster.lifecycle import total_memory_bytes
 from muster.protocol.encoding import hex0x, keccak
-from muster.protocol.errors import ApiError, ConfigError, TaskError
+from muster.protocol.errors import ApiError, ConfigError, EngineError, TaskError
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.jury import BenchPlace, Ruling, summons_of
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
@@ -357,6 +365,60 @@ async def test_policy_that_comes_slowly_delays_no_other_case(
     assert (await judge.judge(shown.case))[0] == ACCEPTED
     hanging.cancel()
     await asyncio.wait([hanging])
+
+
+def hostile_copy(folder: Path, target: Path) -> Path:
+    """Return a policy whose tokenizer takes cubic time for one long word."""
+    shutil.copytree(folder, target)
+    vocabulary = {"[UNK]": 0, "a": 1, "##a": 2, "b": 3}
+    word = models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=10**9)
+    Tokenizer(word).save(str(target / "tokenizer.json"))
+    return target
+
+
+@pytest.mark.parametrize("is_given_up", [False, True])
+async def test_policy_that_hangs_is_stopped_and_other_cases_are_judged(
+    world: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_given_up: bool
+) -> None:
+    good = build_judge(tmp_path / "good")
+    folders = {VERSION: hostile_copy(good, tmp_path / "bad"), PolicyVersion(VERSION + 1): good}
+    shown = world(ROWS, REJECTED)
+    judge, run = shown.judge(), shown.view.runs[RUN]
+    run.checkpoints |= dict.fromkeys(folders, run.checkpoints[VERSION])
+    judge.engine = make_engine(JurorSettings(state_dir=tmp_path))
+    judge._loaded, judge.turn_s = None, TURN_S if is_given_up else 0.0
+    holds = asyncio.Event()
+
+    async def fetch(_self: CaseJudge, wanted: Any, _sources: Any) -> Path:
+        return folders[wanted[1]]
+
+    async def use(version: PolicyVersion, text: str) -> tuple[int, ...]:
+        async with judge._policy(run, version, None):  # type: ignore[arg-type]
+            holds.set()
+            return await judge._attended(asyncio.to_thread(judge.engine.encode, text))
+
+    monkeypatch.setattr(CaseJudge, "_fetch", fetch)
+    hanging = asyncio.create_task(use(VERSION, "a" * 30_000))
+    await holds.wait()
+    other = asyncio.create_task(use(PolicyVersion(VERSION + 1), "yes"))
+    if is_given_up:
+        await asyncio.sleep(0)
+        hanging.cancel()
+    assert await other
+    with pytest.raises(asyncio.CancelledError if is_given_up else EngineError):
+        await hanging
+    judge.engine.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits are read in /proc")
+def test_process_that_reads_policies_of_strangers_has_a_memory_limit(tmp_path: Path) -> None:
+    engine = make_engine(JurorSettings(state_dir=tmp_path))
+    assert isinstance(engine, ProcessEngine)
+    engine.load_policy(build_judge(tmp_path / "policy"), VERSION)
+    limits = Path(f"/proc/{engine.pid}/limits").read_text()
+    [limit] = [line.split()[3] for line in limits.splitlines() if line.startswith("Max data")]
+    assert 0 < int(limit) < 2 * total_memory_bytes()
+    engine.close()
 
 
 # Who may sit
