@@ -40,7 +40,7 @@ SUBMISSIONS_A_YEAR = 1 << 17
 WINDOW = 64
 """Most submissions of a worker that a validator considers, including the one that it judges."""
 MOST_FLIPS = 256
-"""Most flips of a group that count: the first ones."""
+"""Most flips of a group that count. The batch's seed chooses them, after the commitment."""
 
 _NO_WEALTH = float("-inf")
 _LEANS = 5
@@ -82,7 +82,8 @@ class Conduct:
     loss: float
     """0 if every token is the replay's choice, 1 if every token is a whole margin below it."""
     groups: tuple[tuple[Flip, ...], ...] = ()
-    """The flips of every group, in the order of the file; at most `MOST_FLIPS` of each."""
+    """The flips that count of every group, groups in the order of the file; at most `MOST_FLIPS` of
+    each."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""

@@ -37,6 +37,7 @@ from muster.client.chain_facts import OutcomePlace
 from muster.client.disputes.bundle_checks import CheckAnswer, check_verdict, check_weights
 from muster.client.disputes.rerun import Rerun, claim_at, measure_conduct, recompute, slots_of
 from muster.client.run_documents import require_consistent
+from muster.client.validator.batches import seed_of_batch
 from muster.client.validator.checking_proofs import (
     Fingerprints,
     Proof,
@@ -186,7 +187,7 @@ class Rejudge:
         self._decoder = decoder
         self._rules: Rules | None = None
         self._loaded: PolicyVersion | None = None
-        self._conducts: dict[Hash32, Conduct] = {}
+        self._conducts: dict[tuple[Hash32, Hash32], Conduct] = {}
         self._slots = slots_of(history.ledger, run.run_id)
 
     def describe(self, row: int, result: Contradiction | NotRerun | None) -> str:
@@ -322,30 +323,28 @@ class Rejudge:
         """Return the outcome of a submission after the test of its worker's history."""
         assert self._rules is not None  # read by the caller
         batches = self._history.ledger.batches
-        counted = counted_before(batches, self._run, place)
-        conducts = [
-            await self._conduct(record) for record in (*(r for _, r in counted), alone.record)
-        ]
+        counted = (*counted_before(batches, self._run, place), (place, alone.record))
+        conducts = [await self._conduct(batches[at.batch_id], record) for at, record in counted]
         record, detail = judge_again(
             batches, place, alone.record, conducts, self._rules.calibration
         )
         return replace(alone, record=record, detail=detail)
 
-    async def _conduct(self, record: OutcomeRecord) -> Conduct:
+    async def _conduct(self, batch: BatchView, record: OutcomeRecord) -> Conduct:
         """Return the conduct that replaying an accepted file measures; cached, as many outcomes
         depend on it.
         """
-        name = record.file_hash
-        if name not in self._conducts:
+        name, seed = record.file_hash, seed_of_batch(batch)
+        if (name, seed) not in self._conducts:
             assert self._rules is not None  # read by the caller
             data = self._copies.store.submission_file(name)
             if data is None or file_hash(data) != name:
                 raise Missing(f"an earlier file, {hex0x(name)}, is not in the evidence", HOW_FILES)
             await self._load(record.policy_version)
-            self._conducts[name] = await measure_conduct(
-                data, self._rules, self._engine, self._decoder
+            self._conducts[name, seed] = await measure_conduct(
+                data, seed, self._rules, self._engine, self._decoder
             )
-        return self._conducts[name]
+        return self._conducts[name, seed]
 
 
 class Missing(MusterError):

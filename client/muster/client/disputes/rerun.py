@@ -121,14 +121,14 @@ async def recompute(
 
 
 async def measure_conduct(
-    data: bytes, rules: Rules, engine: InferenceEngine, decoder: FileDecoder
+    data: bytes, seed: bytes, rules: Rules, engine: InferenceEngine, decoder: FileDecoder
 ) -> Conduct:
-    """Return the figures of an accepted submission for the sequential test of its worker; its
-    policy must be loaded. Raises EncodingError for a file without rows.
+    """Return the figures of an accepted submission, of a batch with this seed, for the sequential
+    test of its worker; its policy must be loaded. Raises EncodingError for a file without rows.
     """
     with own_trouble():
         rows = await decoder.decode(data, Bounds.of(rules.recipe))
-        replays = await asyncio.to_thread(replay_rows, rows, engine, rules.recipe)
+        replays = await asyncio.to_thread(replay_rows, rows, engine, rules.recipe, seed=seed)
     return conduct_of(replays, rules.calibration)
 
 

@@ -30,7 +30,7 @@ from muster.client.run_documents import (
 )
 from muster.client.sources import Signer, Sources
 from muster.client.tickets import slot_and_policy
-from muster.client.validator.batches import is_misdeclared
+from muster.client.validator.batches import is_misdeclared, seed_of_batch
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.judging import MISDECLARED, Rules, outcome_record
 from muster.client.validator.records import counted_before, judge_again
@@ -230,13 +230,14 @@ class CaseJudge:
         if alone.record.verdict is not Verdict.ACCEPTED:
             return alone
         batches, place = self.view.batches, OutcomePlace(at.batch.batch_id, at.position)
-        counted = [record for _, record in counted_before(batches, at.run, place)]
         conducts = []
-        for record in (*counted, alone.record):
+        counted = (*counted_before(batches, at.run, place), (place, alone.record))
+        for counted_at, record in counted:
+            seed = seed_of_batch(batches[counted_at.batch_id])
             data = await at.sources.file(record.file_hash)
             async with self._policy(at.run, record.policy_version, at.sources):
                 conduct = await self._attended(
-                    measure_conduct(data, at.rules, self.engine, self.decoder)
+                    measure_conduct(data, seed, at.rules, self.engine, self.decoder)
                 )
             conducts.append(conduct)
         record, detail = judge_again(batches, place, alone.record, conducts, at.rules.calibration)

@@ -72,6 +72,8 @@ class ClaimedWork:
     """The worker's node key when the batch was committed, if it was active then."""
     is_slot_used: bool
     """Whether an earlier submission fills the same slot."""
+    batch_seed: bytes = b""
+    """The batch's seed, which chooses the flips that count; empty where no history is judged."""
 
 
 # 1. The claim: signatures, ticket, time, slot, file
@@ -394,13 +396,16 @@ def count_strikes(replays: Sequence[Replay], calibration: Calibration) -> int:
 
 def conduct_of(replays: Sequence[Replay], calibration: Calibration) -> Conduct:
     """Return the figures of a submission for the sequential test."""
-    groups: dict[tuple[int, ...], list[Flip]] = {}
+    groups: dict[tuple[int, ...], list[tuple[int, Flip]]] = {}
     for replay in replays:
-        groups.setdefault(replay.tokens[0], []).extend(replay.flips)
+        keyed = zip(replay.flip_keys, replay.flips, strict=True)
+        groups.setdefault(replay.tokens[0], []).extend(keyed)
     return Conduct(
         strain=calibration.submission_strain((r.chunks, r.margins) for r in replays),
         loss=calibration.loss(np.concatenate([r.margins for r in replays])),
-        groups=tuple(tuple(flips[:MOST_FLIPS]) for flips in groups.values()),
+        groups=tuple(
+            tuple(flip for _, flip in sorted(keyed)[:MOST_FLIPS]) for keyed in groups.values()
+        ),
     )
 
 

@@ -151,7 +151,7 @@ def examine(
         return Judgement(finding, units)
     blocks = _Blocks(claim, seats, [len(row.completion_tokens) for row in rows])
     try:
-        replays = replay_rows(rows, engine, rules.recipe, blocks.shares())
+        replays = replay_rows(rows, engine, rules.recipe, blocks.shares(), seed=claim.batch_seed)
     except SampleUnfit as error:
         return Judgement(without_prefill(error), units)
     except ProofError as error:

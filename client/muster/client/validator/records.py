@@ -19,6 +19,7 @@ from typing import Any
 from muster.chain import BatchView, RunView
 from muster.client.chain_facts import OutcomePlace
 from muster.client.durable_log import Journal
+from muster.client.validator.batches import seed_of_batch
 from muster.client.validator.checks import (
     ClaimedWork,
     check_history,
@@ -39,7 +40,7 @@ from muster.protocol.messages import (
     pack_records,
     unpack_records,
 )
-from muster.protocol.schedule import batch_seed, place_of_history
+from muster.protocol.schedule import place_of_history
 from muster.shardcast.cache import room_in
 from muster.toploc import Calibration
 from muster.toploc.sequential_test import WINDOW, Conduct
@@ -252,8 +253,7 @@ def _verdict_in(document: Path) -> str:
 
 def is_drawn(batch: BatchView, position: int) -> bool:
     """Return whether this place of a batch is judged by history."""
-    seed = batch_seed(batch.beacon, batch.run_id, batch.batch_id, batch.root)
-    return position == place_of_history(seed, batch.count)
+    return position == place_of_history(seed_of_batch(batch), batch.count)
 
 
 def struck_in(batches: Batches, place: OutcomePlace, worker_id: int) -> int | None:

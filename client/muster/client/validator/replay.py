@@ -6,6 +6,7 @@ environment were not sampled; S shares of a row in fingerprinted blocks.
 """
 
 import gc
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,7 +35,10 @@ class Replay:
     tokens: tuple[tuple[int, ...], tuple[int, ...]]
     """Prompt and completion; samples equal in both have the same hidden states."""
     flips: tuple[Flip, ...] = ()
-    """The first tokens that differ from this machine's sampling with the same noise."""
+    """Tokens that differ from this machine's sampling with the same noise: at most `MOST_FLIPS`,
+    those with the smallest keys."""
+    flip_keys: tuple[int, ...] = ()
+    """Key of each flip, ascending, see `keys_of`."""
     projections: tuple[tuple[float, ...], ...] = ()
     """[S, VALUES]: what the row adds to each share's block, see `muster.toploc.projections`."""
 
@@ -44,11 +48,14 @@ def replay_rows(
     engine: InferenceEngine,
     recipe: Recipe,
     shares: Sequence[tuple[Share, ...]] = (),
+    *,
+    seed: bytes = b"",
 ) -> list[Replay]:
     """Return the replay of every row under the loaded policy; proofs must be canonical.
 
-    `shares` are each row's shares of fingerprinted blocks; if empty, nothing is fingerprinted. If
-    memory is short, the rows are examined in halves.
+    `shares` are each row's shares of fingerprinted blocks; if empty, nothing is fingerprinted.
+    `seed` is the batch's, which chooses the flips that count. If memory is short, the rows are
+    examined in halves.
     """
     samples = [
         Sample(
@@ -61,7 +68,10 @@ def replay_rows(
         for row, of_row in zip(rows, shares or [()] * len(rows), strict=True)
     ]
     found = _examine(samples, engine, recipe)
-    return [_replay(row, each, engine.eos_token_ids) for row, each in zip(rows, found, strict=True)]
+    return [
+        _replay(row, each, engine.eos_token_ids, seed + b"flips" + number.to_bytes(4, "big"))
+        for number, (row, each) in enumerate(zip(rows, found, strict=True))
+    ]
 
 
 def _examine(samples: Sequence[Sample], engine: InferenceEngine, recipe: Recipe) -> list[Examined]:
@@ -80,17 +90,19 @@ def _examine(samples: Sequence[Sample], engine: InferenceEngine, recipe: Recipe)
     ]
 
 
-def _replay(row: Rollout, found: Examined, eos: frozenset[int]) -> Replay:
+def _replay(row: Rollout, found: Examined, eos: frozenset[int], source: bytes) -> Replay:
     sampled = sampled_places(len(row.completion_tokens), row.replies)
     ends_T = np.isin(row.completion_tokens, list(eos)) | np.isin(
         found.replayed.expected_T, list(eos)
     )
+    flips, keys = _flips(row, found, sampled, eos, source)
     return Replay(
         found.chunks,
         found.replayed.margins_T[sampled],
         ends_T[sampled],
         (row.prompt_tokens, row.completion_tokens),
-        _flips(row, found, sampled, eos),
+        flips,
+        keys,
         tuple(map(tuple, found.projections.tolist())),
     )
 
@@ -106,19 +118,32 @@ def split_row_proofs(row: Rollout, proof: ProofRecipe, hidden_size: int) -> list
     )
 
 
+def keys_of(source: bytes, tokens: int) -> npt.NDArray[np.uint64]:
+    """Return the key of every token of a row. `source` begins with the batch's seed: a worker does
+    not know which flips will count before it commits.
+    """
+    stream = hashlib.shake_256(source).digest(8 * tokens)
+    return np.frombuffer(stream, ">u8").astype(np.uint64)
+
+
 def _flips(
-    row: Rollout, found: Examined, sampled: Sequence[int], eos: frozenset[int]
-) -> tuple[Flip, ...]:
-    """Return the first places where the sampled tokens differ from the replay's."""
+    row: Rollout, found: Examined, sampled: Sequence[int], eos: frozenset[int], source: bytes
+) -> tuple[tuple[Flip, ...], tuple[int, ...]]:
+    """Return tokens that differ from the replay's, and their keys: those of the smallest keys."""
     tokens_T, expected_T = np.asarray(row.completion_tokens, np.int64), found.replayed.expected_T
     places = np.array(sampled)
-    flipped = places[tokens_T[places] != expected_T[places]][:MOST_FLIPS]
+    flipped = places[tokens_T[places] != expected_T[places]]
+    if not len(flipped):
+        return (), ()
+    keys = keys_of(source, len(tokens_T))[flipped]
+    counted = np.argsort(keys, kind="stable")[:MOST_FLIPS]
+    flipped = flipped[counted]
     columns = (tokens_T[flipped], expected_T[flipped], found.replayed.is_likelier_T[flipped])
     flips = []
     for chosen, expected, is_likelier in zip(*(c.tolist() for c in columns), strict=True):
         to_end = (chosen in eos) - (expected in eos)
         flips.append(Flip(chosen, expected, to_end, 1 if is_likelier else -1))
-    return tuple(flips)
+    return tuple(flips), tuple(keys[counted].tolist())
 
 
 # Statistics of checks 6 and 7 with their limits, to explain a verdict to people.

@@ -1,5 +1,6 @@
 """The seven checks: an honest submission passes, a mutated twin fails for every named reason."""
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +32,7 @@ from muster.client.validator.checks import (
     unreadable,
 )
 from muster.client.validator.judging import Judgement, Rules, examine, outcome_record, unread
-from muster.client.validator.replay import Replay
+from muster.client.validator.replay import Replay, keys_of
 from muster.lab.simulator.machines import EOS
 from muster.protocol.errors import ValidatorDisturbed
 from muster.protocol.ids import PolicyVersion, Step
@@ -40,7 +41,7 @@ from muster.protocol.rollouts import MAX_FILE_BYTES, MAX_ROWS, Rollout
 from muster.tasks import Graded, TaskSet, Undecided, exact_match, registry
 from muster.toploc import ChunkResult, build_proofs
 from muster.toploc.calibration import WideLimits
-from muster.toploc.sequential_test import Conduct
+from muster.toploc.sequential_test import MOST_FLIPS, Conduct, Flip
 
 TICKET = make_ticket()
 ROWS = make_rollouts(TICKET)
@@ -518,9 +519,45 @@ def test_flips_say_what_was_chosen_instead_of_what_and_whether_it_ends() -> None
     forged = judge(resampled(1)).replays[1]
     kept, sampled = forged.tokens[1], ROWS[1].completion_tokens
     first = next(i for i, token in enumerate(kept) if token != sampled[i])
-    flip, eos = forged.flips[0], HashEngine.vocab_size - 1
-    assert (flip.chosen, flip.expected) == (kept[first], sampled[first])
+    eos, at_first = HashEngine.vocab_size - 1, (kept[first], sampled[first])
+    (flip, *_) = [each for each in forged.flips if (each.chosen, each.expected) == at_first]
     assert flip.to_end == (kept[first] == eos) - (sampled[first] == eos)
     (computed,) = HashEngine(VERSION).recompute([forged.tokens])
     is_likelier = computed.logits_TV[first, kept[first]] > computed.logits_TV[first, sampled[first]]
     assert flip.to_likelier == (1 if is_likelier else -1)
+
+
+def test_a_batch_s_seed_chooses_the_flips_that_count_among_all_samples() -> None:
+    """A worker that is honest in the first samples of a group hides nothing in the others."""
+    numbers = range(2 * MOST_FLIPS)
+
+    def row(number: int) -> Replay:
+        # The row's number is the chosen token of its only flip.
+        source = b"seed" + b"flips" + number.to_bytes(4, "big")
+        key = int(keys_of(source, 1)[0])
+        flips, keys = (Flip(number, 0, 0, 1),), (key,)
+        return Replay((), np.zeros(1, np.float32), np.zeros(1, bool), ((1,), (2,)), flips, keys)
+
+    (counted,) = conduct_of([row(n) for n in numbers], CALIBRATION).groups
+    assert len(counted) == MOST_FLIPS
+    late = sum(flip.chosen >= MOST_FLIPS for flip in counted)
+    assert 0.4 * MOST_FLIPS < late < 0.6 * MOST_FLIPS
+
+
+def test_keys_are_a_stream_of_the_seed_and_the_row() -> None:
+    source = bytes(32) + b"flips" + (7).to_bytes(4, "big")
+    stream = hashlib.shake_256(source).digest(24)
+    assert keys_of(source, 3).tolist() == [
+        int.from_bytes(stream[8 * place :][:8], "big") for place in range(3)
+    ]
+
+
+@pytest.mark.parametrize("seed", [bytes(32), b"\1" * 32])
+def test_flips_of_a_claim_have_the_keys_of_its_batch(seed: bytes) -> None:
+    rows = resampled(1)
+    claim = make_claim(make_submission(TICKET, rows), TICKET, batch_seed=seed)
+    (_, replay, *_) = judge(rows, claim).replays
+    keys = keys_of(seed + b"flips" + (1).to_bytes(4, "big"), len(rows[1].completion_tokens))
+    assert replay.flip_keys == tuple(sorted(replay.flip_keys))
+    assert set(replay.flip_keys) <= set(keys.tolist())
+    assert len(replay.flip_keys) == len(replay.flips) > 0
