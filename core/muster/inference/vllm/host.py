@@ -303,16 +303,18 @@ class HostedTransformers:
 
 
 def _bound_memory(folder: Path) -> None:
-    """Let this process take no more memory than is free now, beside the mapped weights of a folder:
-    a stranger's policy that asks for more must not cost other processes theirs.
+    """Let this process take no more memory than is free now, or half of all, beside the mapped
+    weights of a folder: a stranger's policy must not cost other processes theirs.
     """
     if sys.platform != "linux":
         return
-    from muster.lifecycle import available_memory_bytes
+    from muster.lifecycle import available_memory_bytes, total_memory_bytes
 
     pages = int(Path("/proc/self/statm").read_text().split()[5])
     weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    most = pages * resource.getpagesize() + available_memory_bytes() + weights
+    # In a container, files that were just fetched count as used memory.
+    free = max(available_memory_bytes(), total_memory_bytes() // 2)
+    most = pages * resource.getpagesize() + free + weights
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (bound, hard))
