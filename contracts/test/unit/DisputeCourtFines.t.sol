@@ -309,7 +309,7 @@ contract DisputeCourtFinesTest is VerdictTest {
         vm.prank(caller);
         court.fineAbsentJuror(_fraudLeaf, juror);
         assertEq(vault.activeStake(BENCH, juror), stake - amount, "slashed");
-        if (caller != insurance) assertEq(token.balanceOf(caller), before, "nobody earns");
+        if (caller != insurance) assertLe(token.balanceOf(caller), before, "nobody earns");
     }
 
     function test_fineAbsentJuror_reverts_twice() public {

@@ -184,7 +184,7 @@ contract FaultCourtTest is CourtTest {
         assertEq(vault.activeStake(runId, validator), 0, "nothing left");
         assertFalse(runs.isValidator(runId, validator), "unseated");
         assertFalse(runs.isInvited(runId, validator), "and not invited any more");
-        if (caller != insurance && caller != validator) assertEq(token.balanceOf(caller), before, "nobody earns");
+        if (caller != insurance && caller != validator) assertLe(token.balanceOf(caller), before, "nobody earns");
         _assertReleased(offence, STAKE + extra);
     }
 
@@ -352,7 +352,7 @@ contract FaultCourtTest is CourtTest {
         _prove(p);
         assertEq(vault.activeStake(runId, alice), REQUIRED_STAKE - amount, "slashed");
         _assertStatus(alice, IWorkerRegistry.Status.Banned, "banned");
-        if (caller != insurance) assertEq(token.balanceOf(caller), before, "nobody earns");
+        if (caller != insurance) assertLe(token.balanceOf(caller), before, "nobody earns");
         _assertReleased(_doubleSubmission(), amount);
     }
 
