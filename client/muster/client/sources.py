@@ -287,7 +287,8 @@ class Sources:
     async def deposit(
         self, data: bytes, entry: BatchEntry, *, without: Collection[str] = ()
     ) -> dict[str, str]:
-        """Put a file and the proofs of its submission into every source's room but some.
+        """Put a file and the proofs of its submission into every source's room but some, unless it
+        has them.
 
         Returns the reason of each refusal by URL. A room accepts only work with a bond on chain, so
         this comes after the transaction.
@@ -299,8 +300,10 @@ class Sources:
         async def give(url: str) -> None:
             try:
                 async with asyncio.timeout(self._patience.source_s):
-                    await self._put(url, work, entry.model_dump_json().encode())
-                    await self._put(url, file, data)
+                    if not await self._has(url, work):
+                        await self._put(url, work, entry.model_dump_json().encode())
+                    if not await self._has(url, file):
+                        await self._put(url, file, data)
             except _FAILURES as error:
                 refused[url] = _words(error)
 
@@ -400,6 +403,12 @@ class Sources:
             if response.status_code != 200:
                 return response.status_code, b""
             return 200, await read_body(response, max_bytes)
+
+    async def _has(self, source: str, path: str) -> bool:
+        """Return whether a source shows a file or proofs, without reading them."""
+        http = self._http if self._may_be_private(source) else self._public
+        async with http.stream("GET", source + path) as response:
+            return response.status_code == 200
 
     async def _put(self, source: str, path: str, body: bytes) -> None:
         url = source + path

@@ -3,7 +3,8 @@
 Validators and jurors of such a submission find here what the run's orchestrator may withhold. An
 admission check (`NamedOnChain`) decides what may be uploaded, so that nobody can fill the room for
 free. When space is needed, files that the chain no longer names are deleted, the oldest first.
-Then the worker that has most loses its largest file, so a few bonds keep nobody else out.
+Then the worker that has most loses its largest file once another is complete and verified, so a few
+bonds keep nobody else out; a worker offers again what a room lost.
 Unfinished uploads give way, too: the slowest of the machine that has most.
 """
 
@@ -12,8 +13,8 @@ import contextlib
 import hashlib
 import math
 import secrets
-from collections import Counter
-from collections.abc import AsyncIterator
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -33,6 +34,8 @@ FIRST_BYTES = 64 << 10
 """Recent bytes that a new upload begins with: it is compared with others by what it sends next."""
 HALF_LIFE_S = 2.0
 """Seconds after which a received byte counts half in the speed of its upload."""
+LOOKS = 256
+"""Parts of a room's size after each of which an upload looks again at what makes way for it."""
 _PARTIAL = "partial-"
 
 
@@ -73,6 +76,10 @@ class _Upload:
     """Received bytes, the older ones counted less, at that time."""
     size: int = 0
     """Received bytes."""
+    looks_at: int = 0
+    """Size from which the files that make way for it are looked up again."""
+    way_bytes: int = 0
+    """Bytes of those files."""
 
     def add(self, size: int, now_s: float) -> None:
         """Count a part."""
@@ -127,6 +134,8 @@ class FileRoom:
                 "the chain has no such work with a bond",
                 hint="submit it directly, or open a dispute, then try again after some blocks",
             )
+        if is_file and path in self._sizes:
+            return
         partial = path.with_name(_PARTIAL + secrets.token_hex(8))
         async with self._turn(machine_of(address), worker) as upload:
             try:
@@ -139,7 +148,7 @@ class FileRoom:
                 ):
                     message = f"these are no proofs of that work: {fault}"
                     raise RoomRefusal(422, "not_proven", message)
-                self._keep(partial, path, upload.size)
+                self._keep(partial, path, upload)
             except OSError as error:
                 raise StorageError(
                     f"the room cannot keep it: {error.strerror}", hint="check the relay's disk"
@@ -196,44 +205,66 @@ class FileRoom:
                 await asyncio.to_thread(file.write, part)
         return hasher.digest()
 
-    def _keep(self, partial: Path, path: Path, size: int) -> None:
+    def _keep(self, partial: Path, path: Path, upload: _Upload) -> None:
+        making_way = self._making_way(upload)
+        if self._held + upload.size - self._size_of(making_way) > self._max_bytes:
+            raise self._full()
+        # Only now: anybody can send what turns out to be no such file.
+        for each in making_way:
+            self._delete(each)
         partial.replace(path)
-        self._held += size - self._sizes.pop(path, 0)
-        self._sizes[path] = size
+        self._held += upload.size - self._sizes.pop(path, 0)
+        self._sizes[path] = upload.size
 
     def _make_room(self, upload: _Upload) -> None:
-        """Delete files no longer named by the chain, then those of workers that have more, then
-        slower uploads, until what has arrived fits; raises RoomRefusal.
+        """Delete files no longer named by the chain, then end slower uploads, until what has
+        arrived fits once files of workers that have more make way; raises RoomRefusal.
         """
         for path in list(self._sizes):
             if self.used_bytes() <= self._max_bytes:
                 return
             if self._worker_of(path) is None:
                 self._delete(path)
-        while self._held + upload.size > self._max_bytes and (most := self._largest(upload)):
-            self._delete(most)
-        while self.used_bytes() > self._max_bytes:
-            fits_alone = self._held + upload.size <= self._max_bytes
-            if not fits_alone or (slowest := self._slowest()) is upload:
-                raise RoomRefusal(
-                    507,
-                    "full",
-                    f"the room's {self._max_bytes} bytes hold work that is still open",
-                    hint="try again later, or use another relay",
-                )
+        if self.used_bytes() <= self._max_bytes:
+            return
+        if upload.size > upload.looks_at:
+            upload.looks_at = upload.size + self._max_bytes // LOOKS
+            upload.way_bytes = self._size_of(self._making_way(upload))
+        free_bytes = self._max_bytes - self._held + upload.way_bytes
+        while sum(each.size for each in self._uploads) > free_bytes:
+            if upload.size > free_bytes or (slowest := self._slowest()) is upload:
+                raise self._full()
             self._displace(slowest)
 
-    def _largest(self, upload: _Upload) -> Path | None:
-        """Return the largest file of the worker that has most; None when that is the upload's."""
-        held = Counter[Address | None]()
-        for path, size in self._sizes.items():
-            held[self._worker_of(path)] += size
+    def _full(self) -> RoomRefusal:
+        return RoomRefusal(
+            507,
+            "full",
+            f"the room's {self._max_bytes} bytes hold work that is still open",
+            hint="try again later, or use another relay",
+        )
+
+    def _size_of(self, paths: Iterable[Path]) -> int:
+        return sum(self._sizes[path] for path in paths)
+
+    def _making_way(self, upload: _Upload) -> list[Path]:
+        """Return the files that make way for an upload: the largest of the worker that has most,
+        again and again, until it fits or its own worker has most.
+        """
+        files = defaultdict[Address | None, list[Path]](list)
+        for path in sorted(self._sizes, key=self._sizes.__getitem__):
+            files[self._worker_of(path)].append(path)
+        held = Counter({worker: self._size_of(paths) for worker, paths in files.items()})
         held[upload.worker] += upload.size
-        [(most, size)] = held.most_common(1)
-        if size == held[upload.worker]:
-            return None
-        theirs = (path for path in self._sizes if self._worker_of(path) == most)
-        return max(theirs, key=self._sizes.__getitem__)
+        missing, found = self._held + upload.size - self._max_bytes, list[Path]()
+        while missing > 0:
+            [(most, size)] = held.most_common(1)
+            if size == held[upload.worker]:
+                break
+            found.append(largest := files[most].pop())
+            held[most] -= self._sizes[largest]
+            missing -= self._sizes[largest]
+        return found
 
     def _delete(self, path: Path) -> None:
         path.unlink(missing_ok=True)

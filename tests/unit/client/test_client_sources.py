@@ -616,12 +616,19 @@ async def test_a_room_is_given_the_proofs_and_then_the_file() -> None:
 
     assert refused == {"http://two.example": "answered 403"}
     ours = [each for each in internet.requests if each.url.host == "one.example"]
+    work, file = f"/v1/work/{hex0x(SUBMISSION.leaf())}", f"/v1/files/{hex0x(file_hash(FILE))}"
     assert [(each.method, each.url.path) for each in ours] == [
-        ("PUT", f"/v1/work/{hex0x(SUBMISSION.leaf())}"),
-        ("PUT", f"/v1/files/{hex0x(file_hash(FILE))}"),
-    ]
-    assert BatchEntry.model_validate_json(ours[0].content) == ENTRY
-    assert ours[1].content == FILE
+        ("GET", work), ("PUT", work), ("GET", file), ("PUT", file),
+    ]  # fmt: skip
+    assert BatchEntry.model_validate_json(ours[1].content) == ENTRY
+    assert ours[3].content == FILE
+
+
+async def test_a_room_that_shows_the_file_and_its_proofs_is_given_neither() -> None:
+    internet = Internet(one=says(FILE))
+    async with Sources(url("one"), transport=internet, patience=QUICK) as rooms:
+        assert await rooms.deposit(FILE, ENTRY) == {}
+    assert {each.method for each in internet.requests} == {"GET"}
 
 
 async def test_a_room_in_a_private_network_is_given_nothing_unless_it_is_our_own() -> None:

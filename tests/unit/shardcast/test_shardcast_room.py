@@ -217,6 +217,30 @@ async def test_the_worker_that_has_most_makes_way_in_a_full_room(
     assert room.used_bytes() == 400 + 100 + 300
 
 
+async def test_what_is_not_verified_makes_nothing_give_way(room: FileRoom, named: Named) -> None:
+    held, other = [bytes([i]) * 450 for i in range(2)], b"a" * 300
+    named.name(*held)
+    for data in held:
+        await take(room, data)
+    named.name(other, worker=OTHER)
+    with pytest.raises(RoomRefusal, match="another hash"):
+        await room.take("files", name_of(other), parts(b"b" * 300), "a")
+    assert all(room.find("files", name_of(data)) for data in held)
+    await take(room, other)
+    assert sum(room.find("files", name_of(data)) is None for data in held) == 1
+
+
+async def test_file_that_is_held_already_makes_nothing_give_way(
+    room: FileRoom, named: Named
+) -> None:
+    mine, theirs = b"a" * 400, b"b" * 500
+    named.name(mine, worker=OTHER)
+    named.name(theirs)
+    for data in (mine, theirs, mine):
+        await take(room, data)
+    assert room.find("files", name_of(theirs))
+
+
 async def test_proofs_that_are_no_longer_needed_make_way_and_a_lost_file_is_not_found(
     http: httpx.AsyncClient, room: FileRoom, named: Named
 ) -> None:
@@ -274,8 +298,10 @@ async def test_nothing_larger_than_it_may_be_is_received(
     name = name_of(PROOFS) if kind == "files" else LEAF
     named.name(PROOFS)
     await room.take(kind, name, parts(PROOFS), "a")
+    larger = name_of(PROOFS + b"!") if kind == "files" else LEAF
+    named.name(PROOFS + b"!")
     with pytest.raises(RoomRefusal, match=f"more than {len(PROOFS)} bytes"):
-        await room.take(kind, name, parts(PROOFS, b"!"), "a")
+        await room.take(kind, larger, parts(PROOFS, b"!"), "a")
 
 
 class Upload:

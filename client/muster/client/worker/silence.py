@@ -60,6 +60,8 @@ LOOK_UP_S = 5.0
 """Deadline in seconds for one round of queries."""
 LONGEST_OFFER_S = 60.0
 """Longest pause in seconds between two offers of work to rooms that refused it."""
+KEPT_S = 300.0
+"""Seconds after which rooms that had work are asked whether they still do."""
 HONEST = Ruling(Verdict.ACCEPTED, Reason.NONE)
 """The ruling that a worker claims for its own work."""
 _OVERTAKEN = OVERTAKEN | {
@@ -167,7 +169,7 @@ class _Offers:
     taken: set[str] = field(default_factory=set)
     """URLs of the rooms that have it."""
     is_over: bool = False
-    """Whether all rooms have it."""
+    """Whether all rooms had it the last time."""
     pause_s: float = RETRY_S
     """Pause in seconds after the next refusal."""
     again_at: float = 0.0
@@ -269,7 +271,7 @@ class SilenceDuty:
         view, own = self.context.view, self.own_work.values()
         waits = any(not batch.is_void and batch.records is None for batch in own)
         has_cases = any(self._is_mine(case) for case in view.cases.values())
-        return not (waits or self.accused or self.bonds() or has_cases)
+        return not (waits or self.accused or self.claimed or self.bonds() or has_cases)
 
     async def until_done(self) -> None:
         """Wait until it has no bonds and no cases left, at most for the longest possible time."""
@@ -557,6 +559,8 @@ class SilenceDuty:
             work = CommittedWork(signed.submission, context.sign(signed.submission), siblings)
             await claim(self.chain, proof, work, HONEST, self._sources, key=context.key)
             logger.warning("claimed before jurors that the work is honest", extra=_about(signed))
+        # A full room may have dropped what no case was about.
+        self._offers.pop(signed.submission.leaf(), None)
         self.claimed[signed.slot] = judged
 
     # Rooms
@@ -583,14 +587,17 @@ class SilenceDuty:
         return case is not None and case.closed
 
     async def _offer(self, signed: SignedSubmission) -> bool:
-        """Offer work to the rooms that do not have it, unless they refused it just now; return
-        whether all have it.
+        """Offer work to the rooms that do not have it, unless they were asked just now; return
+        whether all had it the last time.
         """
-        # A room may not have read the chain yet, be full, or be away for a while.
+        # A room may not have read the chain yet, be full, or be away for a while. One that has the
+        # work may drop it, if it is full and this worker has most there.
         offers = self._offers.setdefault(signed.submission.leaf(), _Offers())
-        if not offers.is_over and self._clock() >= offers.again_at:
+        if self._clock() >= offers.again_at:
+            if offers.is_over:
+                offers.taken.clear()
             offers.is_over = await self.deposit(signed, offers.taken)
-            offers.again_at = self._clock() + offers.pause_s
+            offers.again_at = self._clock() + (KEPT_S if offers.is_over else offers.pause_s)
             offers.pause_s = min(2 * offers.pause_s, LONGEST_OFFER_S)
         return offers.is_over
 

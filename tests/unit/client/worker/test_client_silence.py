@@ -46,6 +46,7 @@ from muster.client.worker.journal import SignedSubmission
 from muster.client.worker.loop import WorkerLoop
 from muster.client.worker.silence import (
     KEEP_S,
+    KEPT_S,
     PATIENCE_S,
     RETRY_S,
     Judged,
@@ -593,6 +594,27 @@ async def test_a_room_that_refuses_for_long_is_offered_the_work_once_a_minute(
     assert len(desk.rooms.given) == 14
 
 
+async def test_a_room_that_may_have_lost_the_work_is_offered_it_again(
+    desk: Silenced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signed = desk.sign()
+    desk.view.batches[4] = own()
+    await desk.duty.fill_rooms()
+    desk.seconds += KEPT_S - 1
+    await desk.duty.fill_rooms()
+    assert len(desk.rooms.given) == 1
+    desk.seconds += 1
+    await desk.duty.fill_rooms()
+    assert len(desk.rooms.given) == 2
+    # The work is called fraud: what the chain did not name for a while may be gone at once.
+    note_claims(monkeypatch)
+    fraud = make_batch(4, [SIGNED.submission], [make_record(Verdict.FRAUD, Reason.NONE)])
+    await desk.duty.claim(Judged(signed, fraud, 0))
+    desk.view.batches[4] = fraud
+    await desk.duty.fill_rooms()
+    assert len(desk.rooms.given) == 3
+
+
 async def test_a_room_that_has_the_work_is_not_offered_it_again(desk: Silenced) -> None:
     taken = {desk.rooms.urls[0]}
     assert await desk.duty.deposit(desk.sign(), taken)
@@ -1132,10 +1154,13 @@ async def test_an_outage_only_delays_the_claim_for_honest_work(
     leaving = asyncio.ensure_future(desk.loop._round())
     for _ in range(2):
         await desk.loop.settle()
+    assert len(made) == 1
+    # Nor does it end before the rooms have the file, whether or not it sees its case.
+    await asyncio.sleep(3 * desk.loop.context.poll_s)
+    assert not leaving.done()
+    await desk.duty.fill_rooms()
     with pytest.raises(MusterError, match="banned"):
         await leaving
-    assert len(made) == 1
-    await desk.duty.fill_rooms()
     assert not desk.journal.unfinished()
     assert desk.duty.is_done()
     assert desk.loop.refused == 1
