@@ -32,6 +32,8 @@ NodeT = TypeVar("NodeT", bound=NodeSettings)
 EngineFactory = Callable[[EngineSettings], InferenceEngine]
 """Makes the engine; called off the event loop, because it imports torch."""
 
+LONGEST_CASE_S = 86_400.0
+"""Longest silence in seconds of a juror's engine: longer than any jury takes."""
 TRANSACTIONS = "transactions.sqlite3"
 """The journal of transactions, in the state folder."""
 
@@ -144,7 +146,9 @@ def make_engine(settings: EngineSettings) -> InferenceEngine:
 
         # In one interpreter, the calls of several engines would run one at a time. A juror loads
         # policies of any run; one that hangs is stopped with its process.
-        made = load_transformers(settings.threads, room, is_apart=True)(
+        # The turn of a case ends what hangs; a CPU may take long for a step.
+        silence_s = LONGEST_CASE_S if is_juror else None
+        made = load_transformers(settings.threads, room, is_apart=True, silence_s=silence_s)(
             settings.dtype, settings.device
         )
         if is_juror and isinstance(made, ProcessEngine):

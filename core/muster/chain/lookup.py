@@ -331,7 +331,10 @@ def _deeds(
 ) -> Iterator[tuple[str | None, str, Sequence[SubmissionPlace], Address | None]]:
     """Yield each known transaction with what it did, to which submissions, about which worker."""
     for batch in parts.batches:
-        yield batch.tx_hash, f"commits batch {batch.batch_id}", _all_places(batch), None
+        what = f"commits batch {batch.batch_id}"
+        if batch.split_from is not None:
+            what = f"takes batch {batch.batch_id} out of batch {batch.split_from}"
+        yield batch.tx_hash, what, _all_places(batch), None
         yield batch.posted_tx, f"judges batch {batch.batch_id}", _all_places(batch), None
     for slash in parts.slashes:
         struck: Sequence[SubmissionPlace] = ()

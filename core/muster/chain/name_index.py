@@ -128,7 +128,6 @@ class NameIndex:
         for name in _names(event, part):
             self._add(name, part)
         if isinstance(part, BatchView):
-            self._add(part.tx_hash, part)  # split-off work has that of its first commitment
             self._add_slots(event, part)
 
     def _add(self, name: str | bytes, part: _Part) -> None:

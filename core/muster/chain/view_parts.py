@@ -333,11 +333,11 @@ class BatchView:
     committed_at: int
     """Time of the commitment."""
     block_number: int
-    """Block of the commitment: of the batch that it was taken out of, if it was."""
+    """Block of the commitment, or in which it was taken out of another batch."""
     tx_hash: str
-    """Transaction of that commitment."""
+    """Transaction of that."""
     beacon: Hash32 = NO_HASH
-    """Hash of the block of its own event: the order of its validators is drawn from it."""
+    """Hash of that block: the order of its validators is drawn from it."""
     seated: tuple[Address, ...] = ()
     """The run's validators at the commitment."""
     orchestrator: Address = ZERO_ADDRESS
@@ -348,6 +348,8 @@ class BatchView:
     """URLs of its file, given by the worker."""
     split_from: int | None = None
     """The batch that it was taken out of."""
+    left_block: int | None = None
+    """Block in which that batch was committed."""
     split_off: dict[int, Submission] = field(default_factory=dict)
     """Submissions that their workers took out of it, by their new batch."""
     status: BatchStatus = BatchStatus.COMMITTED
@@ -384,6 +386,11 @@ class BatchView:
     def direct(self) -> Submission | None:
         """The submission, when its worker committed it or took it out of a batch."""
         return None if self.work is None else self.work.submission
+
+    @property
+    def work_block(self) -> int:
+        """The block that committed its work, by whose state the work is judged."""
+        return self.block_number if self.left_block is None else self.left_block
 
     @property
     def is_void(self) -> bool:

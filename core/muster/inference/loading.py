@@ -33,17 +33,23 @@ def load_as(engine: str, threads: int, room: Room = ROOM, tensor_parallel: int =
     return load
 
 
-def load_transformers(threads: int, room: Room = ROOM, *, is_apart: bool = False) -> EngineLoader:
+def load_transformers(
+    threads: int, room: Room = ROOM, *, is_apart: bool = False, silence_s: float | None = None
+) -> EngineLoader:
     """Return the loader of transformers, which runs any Hugging Face causal language model; it is
-    apart in a process of its own, beside others of the same worker.
+    apart in a process of its own, beside others of the same worker. `silence_s` replaces the
+    seconds after which such a process that says nothing is started again.
     """
 
     def load(dtype: Dtype, device: str) -> InferenceEngine:
         require_device(device)
         if is_apart:
-            from muster.inference.vllm.engine import ProcessEngine
+            from muster.inference.vllm.engine import Patience, ProcessEngine
 
-            return ProcessEngine(dtype, threads=threads, device=device, room=room)
+            patience = Patience() if silence_s is None else Patience(silence_s=silence_s)
+            return ProcessEngine(
+                dtype, threads=threads, device=device, room=room, patience=patience
+            )
         from muster.inference.transformers_engine import TransformersEngine
 
         return TransformersEngine(dtype, threads=threads, device=device, room=room)

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from client_network import WORKERS, Network, Run, eventually, first_step, open_network, running
+from safetensors.numpy import save_file
 from worlds.mixture_world import TASKS, Engine, mixed, preferring
 from worlds.traces import save_tokenizer
 
@@ -45,7 +47,9 @@ RECIPE = _recipe()
 def policy(folder: Path, version: PolicyVersion) -> dict[str, Path]:
     """A policy version of the hash, with a tokenizer for the rows of a data set."""
     files = save_tokenizer(folder / f"model-{version}")
-    (files / "model.safetensors").write_text(f"policy {version}")
+    # At least one tensor for each layer of the configuration.
+    tensors = {f"layer {n}": np.array([version]) for n in range(32)}
+    save_file(tensors, files / "model.safetensors")
     return {path.name: path for path in files.iterdir()}
 
 

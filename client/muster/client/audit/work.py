@@ -290,7 +290,7 @@ def _pair(table: OutcomeTable, row: int) -> str:
 def accepted_records(view: Ledger, table: OutcomeTable) -> Check:
     """Return whether accepted work was possible: its worker was active, its policy published."""
     rows_A = np.flatnonzero(table.is_verdict(Verdict.ACCEPTED))
-    committed_A = table.of_batches([b.block_number for b in table.batches])[rows_A]
+    committed_A = table.of_batches([b.work_block for b in table.batches])[rows_A]
     published_A = _publication_blocks(view, table, rows_A)
     unpublished = (published_A < 0) | (published_A > committed_A)
     unknown, inactive = _strangers(view, table, rows_A, committed_A)

@@ -208,11 +208,11 @@ def require_before(anchor: PlanOnChain | None, view: ChainView, found: list[Foun
             hint="check --plan and --rpc; muster validator trap plan writes the commitment "
             "on chain",
         )
-    early = [f for f in found if view.batches[f.batch_id].block_number <= anchor.block_number]
+    early = [f for f in found if view.batches[f.batch_id].work_block <= anchor.block_number]
     if early:
         raise ConfigError(
             f"submission {early[0].name} was committed before the plan, in block "
-            f"{view.batches[early[0].batch_id].block_number}",
+            f"{view.batches[early[0].batch_id].work_block}",
             hint=f"the plan is in block {anchor.block_number}: it proves nothing about that file",
         )
     return anchor

@@ -541,6 +541,8 @@ def require_place(view: HistoryView, account: Address) -> None:
         return
     if any(place.is_eligible(case.opened_at) for place in held for case in opened):
         return
+    if any(account in case.jurors for case in opened):
+        return  # it must vote, though its place was given up since
     raise ConfigError(
         f"{account} is not on the network's bench",
         hint="join it with muster juror join, or give the juror's keystore with --keystore",

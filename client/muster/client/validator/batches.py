@@ -66,6 +66,13 @@ class SlotIndex:
         return self._first.get(slot, before) < before
 
 
+def place_of(batch: BatchView) -> int:
+    """Return the batch id at which a batch's slots count: work that was taken out of a batch counts
+    there.
+    """
+    return batch.batch_id if batch.split_from is None else batch.split_from
+
+
 def slots_of_records(records: Iterable[OutcomeRecord]) -> Slots:
     """Return the slots that outcome records fill, in their order."""
     return tuple(slot_of_record(r) for r in records if r.reason is not Reason.BATCH_MISDECLARED)
@@ -86,7 +93,7 @@ def slot_of_record(record: OutcomeRecord) -> SlotOfWorker:
 def slot_in(view: HistoryView, batch: BatchView, submission: Submission) -> SlotOfWorker:
     """Return the slot that a submission of a batch fills; worker id 0 means no worker of the
     run."""
-    standing = view.standing(batch.run_id, submission.worker, before=batch.block_number)
+    standing = view.standing(batch.run_id, submission.worker, before=batch.work_block)
     return (standing.worker_id if standing else 0, submission.step, submission.index)
 
 
@@ -107,10 +114,9 @@ def claim_in(
     began. `slots` are those of the run's batches, `earlier` those before it in its own batch.
     """
     submission = entry.submission
-    standing = view.standing(batch.run_id, submission.worker, before=batch.block_number)
+    standing = view.standing(batch.run_id, submission.worker, before=batch.work_block)
     slot = slot_in(view, batch, submission)
-    first_id = batch.batch_id if batch.split_from is None else batch.split_from
-    is_active = standing is not None and standing.is_active(batch.block_number)
+    is_active = standing is not None and standing.is_active(batch.work_block)
     return ClaimedWork(
         submission=submission,
         signature=entry.signature,
@@ -127,7 +133,7 @@ def claim_in(
         ),
         worker_id=slot[0],
         node=standing.node if standing and is_active else None,
-        is_slot_used=slots.is_used(slot, before=first_id) or slot in earlier,
+        is_slot_used=slots.is_used(slot, before=place_of(batch)) or slot in earlier,
         batch_seed=seed_of_batch(batch),
     )
 
@@ -186,7 +192,7 @@ class BatchReader:
         for batch_id, batch in list(self._unread.items()):
             slots = await self._slots_in(batch, before)
             if slots is not None and batches is self._batches:
-                self._slots.add(batch_id, slots)
+                self._slots.add(place_of(batch), slots)
                 self._unread.pop(batch_id, None)
 
     def claim(
@@ -314,7 +320,7 @@ class OtherSources:
     _asking: dict[object, _Search] = field(default_factory=dict)
     _rests_until: dict[object, float] = field(default_factory=dict)
     _silence: dict[Hash32, _Silence] = field(default_factory=dict)
-    _silent_since: dict[str, float] = field(default_factory=dict)
+    _silent_since: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def close(self) -> None:
         """Stop asking."""
@@ -337,9 +343,16 @@ class OtherSources:
             return 0.0  # no search has ended yet
         now = self.clock()
         return min(
-            (now - self._silent_since.get(url, now) for url in self._silence[name].relays),
+            (now - self._silence_began(url, now) for url in self._silence[name].relays),
             default=None,
         )
+
+    def _silence_began(self, url: str, now: float) -> float:
+        """Return since when a relay is silent; one that was not found silent for a while has not
+        been silent all the time.
+        """
+        began, last = self._silent_since.get(url, (now, now))
+        return now if now - last > MOST_REST_S + SLOWEST * LONGEST_S else began
 
     async def contents(self, batch: BatchView) -> list[BatchEntry]:
         """Return the submissions of a batch; raises ApiError when no source shows them."""
@@ -368,7 +381,7 @@ class OtherSources:
         for url in sources.lacking:
             self._silent_since.pop(url, None)
         for url in silent:
-            self._silent_since.setdefault(url, now)
+            self._silent_since[url] = (self._silence_began(url, now), now)
         self._silence[name] = _Silence(silent, min(2 * slower, SLOWEST) if silent else 1)
 
     async def _contents(self, batch: BatchView) -> list[BatchEntry]:

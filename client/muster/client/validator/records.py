@@ -266,7 +266,7 @@ def struck_in(batches: Batches, place: OutcomePlace, worker_id: int) -> int | No
         for each in batches.values()
         if each.run_id == batch.run_id
         and each.posted_block is not None
-        and each.posted_block < batch.block_number
+        and each.posted_block < batch.work_block
         and any(
             record.worker_id == worker_id and record.reason is Reason.SAMPLER_DRIFT
             for record in each.records or ()
@@ -352,9 +352,7 @@ class ConductStore:
             return judgement
         # The expensive search of all records for a strike comes last.
         struck = struck_in(batches, place, worker_id)
-        since = {
-            n: c for n, c in earlier.items() if batches[n.batch_id].block_number > (struck or 0)
-        }
+        since = {n: c for n, c in earlier.items() if batches[n.batch_id].work_block > (struck or 0)}
         conducts = [*since.values(), own]
         finding = check_history(conducts, self.calibration, is_struck=struck is not None)
         return replace(judgement, finding=finding, earlier=tuple(since))

@@ -718,9 +718,8 @@ class WorkerLoop:
         if signed is None:
             self._settle_again(slot, batch, position, record)
             return
-        held_in = None if self.silence is None else self.silence.batch_of(signed)
-        is_copy = held_in is not None and held_in.name != batch.name and not held_in.is_void
-        if is_copy and record.verdict in (Verdict.REJECTED, Verdict.INCOMPLETE):
+        is_refused = record.verdict in (Verdict.REJECTED, Verdict.INCOMPLETE)
+        if is_refused and self.silence is not None and self.silence.has_another(signed, batch):
             return  # the batch that held it first decides: a later copy is late, or its slot used
         if record.reason is Reason.BATCH_MISDECLARED and self.silence is not None:
             # The slot is not used: the same work is submitted directly, unless it already was.

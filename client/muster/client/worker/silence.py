@@ -259,6 +259,15 @@ class SilenceDuty:
         proven = self.context.journal.proven(signed)
         return find_batch(self.context.view, self.own_batch(signed), proven)
 
+    def has_another(self, signed: SignedSubmission, batch: BatchView) -> bool:
+        """Return whether another batch than this one decides about a submission: it held it before,
+        and may still be judged, or is the worker's own.
+        """
+        held_in = self.batch_of(signed)
+        if held_in is None or held_in.name == batch.name or held_in.is_void:
+            return False
+        return held_in.records is None or held_in.direct is not None
+
     def is_held(self, signed: SignedSubmission) -> bool:
         """Return whether a batch on chain holds a submission, by a proof, its own commitment or a
         verdict.
@@ -368,7 +377,7 @@ class SilenceDuty:
             if record.worker_id != member.worker_id:
                 continue
             slot = (context.run_id, context.worker, record.step, record.index)
-            block_number = context.view.batches[item.batch_id].block_number
+            block_number = context.view.batches[item.batch_id].work_block
             if not context.journal.has_signed(slot) and member.node_at(block_number) == member.node:
                 self._lacking = self._lacking or record
         self._read_count = len(stream)

@@ -56,8 +56,7 @@ def on_batch_split(view: ChainTables, event: Event, args: Arguments) -> None:
     on_directly_submitted(view, event, args)
     batch.split_from = source.batch_id
     # Its work is judged by the block that committed it, whoever rotated, left or signs since.
-    batch.block_number, batch.tx_hash = source.block_number, source.tx_hash
-    batch.orchestrator = source.orchestrator
+    batch.left_block, batch.orchestrator = source.block_number, source.orchestrator
     batch.status, batch.posted_at = source.status, source.posted_at
     batch.signers = source.signers
     submission = args["work"].submission

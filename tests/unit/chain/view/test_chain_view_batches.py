@@ -130,8 +130,9 @@ def test_split_off_work_leaves_as_many_units_less(withheld: bool) -> None:
     assert (left.units, left.split_off) == (180, {2: work.submission})
     assert (taken.split_from, taken.work, taken.status) == (1, work, left.status)
     assert (taken.signers, taken.posted_at) == (left.signers, left.posted_at)
-    assert (taken.orchestrator, taken.block_number) == (before, left.block_number)
-    assert (taken.tx_hash, taken.beacon == left.beacon) == (left.tx_hash, False)
+    assert (taken.orchestrator, taken.work_block) == (before, left.block_number)
+    assert left.work_block == left.block_number < taken.block_number
+    assert taken.tx_hash != left.tx_hash
 
 
 def brought(history: History, batch_id: int, index: int, source: int | None = None) -> Hash32:

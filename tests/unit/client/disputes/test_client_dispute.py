@@ -530,14 +530,16 @@ async def test_no_file_is_given_to_a_relay_in_our_network_that_a_stranger_names(
     reached: list[bytes] = []
 
     async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        reached.append((await reader.readuntil(b"\r\n\r\n")).split()[0])
-        await reader.read(1 << 16)
-        writer.write(b"HTTP/1.1 201 Created\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        reached.append(method := (await reader.readuntil(b"\r\n\r\n")).split()[0])
+        if method == b"PUT":
+            await reader.read(1 << 16)
+        status = b"201 Created" if method == b"PUT" else b"404 Not Found"
+        writer.write(b"HTTP/1.1 %s\r\nContent-Length: 0\r\nConnection: close\r\n\r\n" % status)
         writer.close()
 
     async with await asyncio.start_server(take, "127.0.0.1", 0) as server:
         relay = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         entry = make_entry(make_ticket(), SUBMISSION)
         assert await dispute._deposit([relay], b"data", entry, are_ours=are_ours) is are_ours
-    assert reached == ([b"PUT", b"PUT"] if are_ours else [])
+    assert reached == ([b"GET", b"PUT"] * 2 if are_ours else [])
     assert ("name it with --relay" in capsys.readouterr().err) is not are_ours

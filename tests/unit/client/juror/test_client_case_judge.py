@@ -433,6 +433,8 @@ def bench_of(*places: BenchPlace, cases: tuple[Any, ...] = ()) -> Any:
 def test_who_is_on_the_bench_or_may_be_drawn_yet_serves() -> None:
     require_place(bench_of(BenchPlace(ME, 10)), ME)
     require_place(bench_of(BenchPlace(ME, 10, 5001), cases=(make_case(),)), ME)
+    # Its place was given up since.
+    require_place(bench_of(cases=(make_case(jurors=(ME,)),)), ME)
 
 
 @pytest.mark.parametrize(

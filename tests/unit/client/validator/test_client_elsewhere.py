@@ -380,6 +380,23 @@ async def test_a_relay_that_stays_silent_is_awaited_for_half_of_the_deadline(
     lost.bench.close()
 
 
+async def test_a_relay_that_was_silent_long_ago_was_not_silent_since() -> None:
+    seconds, silent = [0.0], Internet(relay=says(b"", 503))
+    found = OtherSources(RUN, world(), (RELAY,), transport=silent, clock=lambda: seconds[0])
+    told = []
+    for seconds[0], name in (
+        (0.0, b"one"),
+        (300.0, b"two"),
+        (90_000.0, b"three"),
+        (90_300.0, b"four"),
+    ):
+        with pytest.raises(ApiError):
+            await found.file(file_hash(name))
+        told.append(found.silent_s(file_hash(name)))
+    assert told == [0.0, 300.0, 0.0, 300.0]
+    found.close()
+
+
 async def test_a_slow_relay_gets_more_time_with_each_search(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

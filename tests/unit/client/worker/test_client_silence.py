@@ -1037,6 +1037,18 @@ async def test_work_whose_batch_is_void_ends_with_the_outcome_of_a_copy(desk: Si
     assert not desk.journal.unfinished()
 
 
+async def test_work_of_a_misdeclared_batch_ends_with_the_outcome_of_a_copy(desk: Silenced) -> None:
+    desk.sign()
+    desk.commit()
+    assert await desk.at(NOW) == []
+    await desk.loop.on_change([desk.post(3, make_record(Verdict.REJECTED, MISDECLARED))])
+    await desk.loop.settle()
+    assert len(desk.journal.unfinished()) == 1
+    await desk.loop.on_change([desk.post(4, make_record(Verdict.REJECTED, Reason.LATE))])
+    await desk.loop.settle()
+    assert not desk.journal.unfinished()
+
+
 async def test_work_of_a_misdeclared_batch_is_submitted_directly_and_its_own_outcome_counts(
     desk: Silenced,
 ) -> None:
