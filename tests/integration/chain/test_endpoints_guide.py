@@ -59,7 +59,7 @@ def test_the_guides_profile_is_one(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_demo_keeps_its_promises_through_a_public_endpoint(tmp_path: Path) -> None:
-    """Four minutes: twenty confirmations of everything."""
+    """Some minutes: ten confirmations of everything."""
     (demo,) = (line for line in commands() if line.startswith("python "))
     words = [sys.executable, *shlex.split(demo)[1:]]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=900)

@@ -79,8 +79,8 @@ class Faults:
     """Seconds between two triplings of the base fee."""
     reorg_every_s: float = 15.0
     """Seconds between two reorganisations."""
-    deepest: int = 20
-    """Most blocks of a reorganisation."""
+    deepest: int = 10
+    """Most blocks of a reorganisation. Anvil loses all state in a deeper one after 1,000 blocks."""
 
 
 PROFILES = {"public": Faults()}
