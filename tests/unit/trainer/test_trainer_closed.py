@@ -120,22 +120,33 @@ async def test_a_stop_stops_the_training() -> None:
     assert trainer.stopped
 
 
-async def test_other_ranks_end_before_the_last_version_is_handed_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("published", "last"), [(4, 4), (None, 3)])
+async def test_other_ranks_end_before_the_last_version_is_handed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, published: int | None, last: int
+) -> None:
     # A hand-over may take longer than a rank waits for a command.
     log: list[str] = []
 
     async def newest() -> int:
-        return 3
+        return 3  # as a node tells that does not know version 4 yet
 
     async def run_info(_run: int) -> Any:
+        await asyncio.sleep(0)
         log.append("handing over")
         return SimpleNamespace(relays=[])
 
+    async def stand_by() -> None:
+        log.append("standing by")
+        await asyncio.Event().wait()
+
     roots: Any = SimpleNamespace(newest=newest)
+    publisher: Any = SimpleNamespace(newest=published, stand_by=stand_by)
     api: Any = SimpleNamespace(run_info=run_info)
     team: Any = SimpleNamespace(dismiss=lambda: log.append("other ranks end"))
     settings = TrainerSettings(run=1, keystore=tmp_path, orchestrator="http://x")
     compute = ComputeThread()
-    await _hand_over(settings, roots, api, team, compute)
+    await _hand_over(settings, publisher, roots, api, team, compute)
     compute.close()
-    assert log == ["other ranks end", "handing over"]
+    assert log == ["other ranks end", "standing by", "handing over"]
+    [said] = [r for r in caplog.records if "no relay mirrors" in r.getMessage()]
+    assert vars(said)["policy_version"] == last

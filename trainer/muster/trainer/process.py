@@ -135,7 +135,7 @@ async def serve(settings: TrainerSettings, key: bytes) -> None:
             trainer = Trainer(parts, steps=settings.steps or recipe.training.steps)
             await train(trainer, ledger)
             beating.cancel()
-            await _hand_over(settings, policy_roots, api, team, compute)
+            await _hand_over(settings, parts.publisher, policy_roots, api, team, compute)
             following.cancel()
     logger.info("run complete")
 
@@ -168,6 +168,7 @@ async def _dismiss(team: Team, compute: ComputeThread, *, within_s: float | None
 
 async def _hand_over(
     settings: TrainerSettings,
+    publisher: Publisher | Unpublished,
     policy_roots: PolicyRoots,
     api: OrchestratorApi,
     team: Team | None,
@@ -176,9 +177,17 @@ async def _hand_over(
     """Bring the last version to relays, after the follower ranks, which nobody needs for it."""
     if team is not None:
         await _dismiss(team, compute)
-    last = await policy_roots.newest()
-    if settings.site == 0 and last is not None:
+    if isinstance(publisher, Unpublished):
+        return
+    # A node behind the endpoint may not know what was published a moment ago.
+    last = publisher.newest if publisher.newest is not None else await policy_roots.newest()
+    if last is None:
+        return
+    async with asyncio.TaskGroup() as tasks:
+        # Relays wait for confirmations: a reorganisation could still remove it.
+        standing_by = tasks.create_task(publisher.stand_by())
         await hand_over(api, RunId(settings.run), last, within_s=settings.hand_over_s)
+        standing_by.cancel()
 
 
 async def _run_config(chain: Chain, run_id: RunId, key: bytes) -> RunConfig:

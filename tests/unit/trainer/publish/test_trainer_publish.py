@@ -130,6 +130,7 @@ async def test_small_change_is_published_as_a_delta(
         ([(ChainUnreachable("gone"), False)], 2),
         ([(LOST, False), (ChainUnreachable("gone"), False)], 3),
         ([(RpcError("internal error", code=-32603), False)], 2),
+        ([(ContractRevert("RunUnknown", (1,)), False)], 2),
         ([(LOST, True)], 1),  # it did arrive, and is found before it is sent again
     ],
 )

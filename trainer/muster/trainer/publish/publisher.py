@@ -22,6 +22,7 @@ from muster.protocol.errors import (
     ApiError,
     ChainError,
     ChainUnreachable,
+    ContractRevert,
     RpcError,
     StorageError,
     TransactionLost,
@@ -71,11 +72,16 @@ class Publisher:
         self._sleep = sleep
         self._newest: tuple[PolicyVersion, Hash32] | None = None
 
+    @property
+    def newest(self) -> PolicyVersion | None:
+        """The newest version that this process published."""
+        return None if self._newest is None else self._newest[0]
+
     async def publish(
         self, version: PolicyVersion, folder: Path, stream_from: int, stream_to: int
     ) -> Hash32:
         """Publish a folder as a version and return its root; retries while the chain's endpoint
-        does not answer, or refuses.
+        does not answer, refuses, or does not know the run yet.
 
         Raises StorageError when the chain already has the version with other content.
         """
@@ -89,8 +95,11 @@ class Publisher:
                 if await self._is_missing(version, root):
                     await self._roots.publish(version, root)
                 break
-            except (ChainUnreachable, RpcError, TransactionLost) as error:
+            except (ChainUnreachable, ContractRevert, RpcError, TransactionLost) as error:
                 # Nobody answers, the endpoint has trouble of its own, or nobody mined it in time.
+                # A node behind it may not know a run that was created a moment ago.
+                if isinstance(error, ContractRevert) and error.name != "RunUnknown":
+                    raise
                 extra = {"policy_version": version, "error": str(error)}
                 logger.warning("version is not on chain yet, trying again", extra=extra)
             await self._sleep(pause_s * random.uniform(0.5, 1.0))
