@@ -31,6 +31,7 @@ from muster.protocol.ids import Address, BatchName, Hash32, PolicyVersion, RunId
 from muster.protocol.jury import is_same, is_unavailable, kind_of, prevailing
 from muster.protocol.merkle import merkle_multi_proof, merkle_proof, verify_batch_proof
 from muster.protocol.messages import OutcomeRecord, Reason, Submission, unpack_records
+from muster.protocol.schedule import batch_seed
 
 
 class SlashState(StrEnum):
@@ -386,6 +387,11 @@ class BatchView:
     def direct(self) -> Submission | None:
         """The submission, when its worker committed it or took it out of a batch."""
         return None if self.work is None else self.work.submission
+
+    @property
+    def seed(self) -> Hash32:
+        """Its seed, which nobody knows before its block (docs/protocol.md section 9.5)."""
+        return batch_seed(self.beacon, self.run_id, self.batch_id, self.root)
 
     @property
     def work_block(self) -> int:

@@ -6,10 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from muster.lifecycle import sync_path
-from muster.protocol.errors import (
-    StorageError,
-    storage_error_of,
-)
+from muster.protocol.errors import StorageError, storage_error_of
 
 
 @contextlib.contextmanager

@@ -21,11 +21,7 @@ from typing import NamedTuple
 
 from blake3 import blake3
 
-from muster.protocol.errors import (
-    EncodingError,
-    StorageError,
-    storage_error_of,
-)
+from muster.protocol.errors import EncodingError, StorageError, storage_error_of
 from muster.protocol.ids import Hash32
 from muster.shardcast.digests import region_digest
 from muster.shardcast.manifest import parse_digest

@@ -174,9 +174,9 @@ class Services:
             tasks = TaskSet.from_bytes(document)
         else:
             tasks = TaskSet.open(document)
-        recipe = self.recipe
-        prompts = (render_prompt(p.prompt, recipe.longest_budget, recipe.prompt) for p in tasks)
-        return Bounds.of(recipe, prompt_tokens=most_tokens(prompts)).file_bytes
+        recipe, longest = self.recipe, max((problem.prompt for problem in tasks), key=len)
+        prompt = render_prompt(longest, recipe.longest_budget, recipe.prompt)
+        return Bounds.of(recipe, prompt_tokens=most_tokens([prompt])).file_bytes
 
     def _wire_submissions(self, constants: Constants) -> None:
         now = self.chain_clock.now

@@ -164,7 +164,7 @@ async def test_an_overdue_batch_is_noted_with_who_may_do_what(net: Scenario) -> 
     assert note.endswith("0.001 tokens wait with it")
     await net.pass_time(WINDOW_S)
     (note,) = await notes_of(net)
-    act = f"muster dispute settle {batch_id}:0, ContributionLedger.voidBatch"
+    act = f"muster dispute settle {batch_id}:0 --keystore FILE, ContributionLedger.voidBatch"
     assert f"anybody declares it void ({act}), since 20" in note
     header = (await net.view()).batches[batch_id].header()
     await net.of(OWNER).ledger.void_batch(header)
@@ -179,7 +179,7 @@ async def test_an_overdue_case_is_noted_until_somebody_closes_it(net: Scenario) 
     assert await notes_of(net) == []
     await net.pass_time(PARAMETERS.vote_commit_s + PARAMETERS.vote_reveal_s)
     (note,) = await notes_of(net)
-    act = f"muster dispute settle {batch_id}:0, DisputeCourt.settle"
+    act = f"muster dispute settle {batch_id}:0 --keystore FILE, DisputeCourt.settle"
     assert f"case 1 about {batch_id}:0 is open: anybody closes it ({act})" in note
     # Its bond, and the pay of the outcome.
     worth = (PARAMETERS.bond + submission.units * PRICE) / TOKEN
@@ -205,7 +205,7 @@ async def test_stake_that_nobody_takes_is_noted_with_when_it_can_leave(net: Scen
     (note,) = await notes_of(net)
     assert f"{batch_id}:0 is fraud, and nobody took the stake of {CHEATER.address}" in note
     assert "can withdraw it one unbonding period after it asks, and has not asked" in note
-    act = f"muster dispute settle {batch_id}:0, ContributionLedger.executeFraud"
+    act = f"muster dispute settle {batch_id}:0 --keystore FILE, ContributionLedger.executeFraud"
     assert f"anybody takes it ({act}), since 20" in note
     # A quarter of 100 tokens, for an exact fraud.
     assert note.endswith("25 tokens wait with it")
@@ -242,7 +242,10 @@ async def test_stake_that_nobody_releases_is_noted(net: Scenario) -> None:
     await net.pass_time(WINDOW_S)
     (note,) = await notes_of(net)
     assert f"a fraud cost {CHEATER.address} is held in escrow" in note
-    assert f"(muster dispute settle {batch_id}:0, ContributionLedger.finaliseFraud)" in note
+    assert (
+        f"(muster dispute settle {batch_id}:0 --keystore FILE, ContributionLedger.finaliseFraud)"
+        in note
+    )
     await net.of(OWNER).ledger.finalise_fraud(proof)
     assert await notes_of(net) == []
 

@@ -42,7 +42,6 @@ from muster.protocol.schedule import (
     SignedOutcomes,
     Stage,
     Timing,
-    batch_seed,
     order_of_batch,
     plan_calls,
     size_of,
@@ -115,11 +114,10 @@ class RunCalls:
     def posting(self, batch: BatchView, *, is_alarm: bool) -> Posting:
         """Return a judged batch as the schedule sees it; an alarm is any verdict but Accepted."""
         signers = frozenset(batch.signed_by(self._run.seats))
-        seed = batch_seed(batch.beacon, batch.run_id, batch.batch_id, batch.root)
         terms = self._view.terms_of(batch)
         return Posting(
             batch=batch,
-            order=order_of_batch(seed, batch.seated, batch.validators),
+            order=order_of_batch(batch.seed, batch.seated, batch.validators),
             signers=signers & set(batch.validators),
             quorum=max(terms.quorum if terms else 1, len(signers)),
             timing=Timing(batch.committed_at, self._deadline_s, self._longest_s),

@@ -16,6 +16,7 @@ from muster.client.audit.ledger import Ledger
 from muster.client.audit.observed import Parameters
 from muster.client.audit.outcome_table import OutcomeTable
 from muster.client.audit.stakes import PPM
+from muster.client.disputes.cases import settle_command
 from muster.client.quantities import format_time, format_tokens
 from muster.protocol.jury import summons_of
 from muster.protocol.messages import Verdict
@@ -78,7 +79,8 @@ def _overdue_batch(
         until = format_time(appeal_ends_at)
         act = "a worker takes its work out and calls judges (muster worker submit-direct)"
         return Overdue(f"{name}: until {until} {act}", due_at, wei)
-    act = f"anybody declares it void ({_settle(batch.batch_id, 0)}, ContributionLedger.voidBatch)"
+    command = settle_command(batch.batch_id, 0)
+    act = f"anybody declares it void ({command}, ContributionLedger.voidBatch)"
     return Overdue(f"{name}: {act}", max(due_at, appeal_ends_at), wei)
 
 
@@ -88,7 +90,7 @@ def _overdue_cases(view: Ledger, parameters: Parameters, now: int) -> Iterator[O
         if not case.closed and now >= due_at:
             act = "settleSummoned" if case.is_summons else "settle"
             what = f"case {case.number} about {case.batch_id}:{case.position} is open"
-            command = _settle(case.batch_id, case.position)
+            command = settle_command(case.batch_id, case.position)
             yield Overdue(
                 f"{what}: anybody closes it ({command}, DisputeCourt.{act})",
                 due_at,
@@ -105,10 +107,6 @@ def _stakes(view: Ledger, case: CaseView, bond: int) -> int:
     return bonds + (record or batch).units * batch.price_per_unit
 
 
-def _settle(batch_id: int | None, position: int | None) -> str:
-    return f"muster dispute settle {batch_id}:{position}"
-
-
 def _unexecuted_frauds(view: Ledger, table: OutcomeTable, now: int) -> Iterator[Overdue]:
     taken = {(slash.run_id, (slash.owner, slash.offence, slash.tag)) for slash in view.slashes}
     for row in np.flatnonzero(table.is_verdict(Verdict.FRAUD)).tolist():
@@ -121,7 +119,7 @@ def _unexecuted_frauds(view: Ledger, table: OutcomeTable, now: int) -> Iterator[
         case = view.cases.get(table.record(row).leaf(batch.batch_id, position))
         found_at = case.closed_at if case is not None and case.overturned else batch.posted_at
         stake, terms = view.stake(batch.run_id, charge.owner), view.terms_of(batch)
-        act = f"{_settle(batch.batch_id, position)}, ContributionLedger.executeFraud"
+        act = f"{settle_command(batch.batch_id, position)}, ContributionLedger.executeFraud"
         yield Overdue(
             f"{batch.batch_id}:{position} is fraud, and nobody took the stake of {charge.owner}, "
             f"which {_leaves(stake)}: anybody takes it ({act})",
@@ -156,7 +154,7 @@ def _overdue_escrows(view: Ledger, parameters: Parameters, now: int) -> Iterator
         closes_at = _closes_at(view, slash, parameters.challenge_window_s)
         if closes_at is not None and now >= closes_at:
             what = f"stake that a fraud cost {slash.owner} is held in escrow"
-            command = _settle(slash.batch_id, slash.position)
+            command = settle_command(slash.batch_id, slash.position)
             act = f"anybody releases it ({command}, ContributionLedger.finaliseFraud)"
             yield Overdue(f"{what}: {act}", closes_at, slash.amount_wei)
 

@@ -37,7 +37,6 @@ from muster.client.chain_facts import OutcomePlace
 from muster.client.disputes.bundle_checks import CheckAnswer, check_verdict, check_weights
 from muster.client.disputes.rerun import Rerun, claim_at, measure_conduct, recompute, slots_of
 from muster.client.run_documents import require_consistent
-from muster.client.validator.batches import seed_of_batch
 from muster.client.validator.checking_proofs import (
     Fingerprints,
     Proof,
@@ -334,7 +333,7 @@ class Rejudge:
         """Return the conduct that replaying an accepted file measures; cached, as many outcomes
         depend on it.
         """
-        name, seed = record.file_hash, seed_of_batch(batch)
+        name, seed = record.file_hash, batch.seed
         if (name, seed) not in self._conducts:
             assert self._rules is not None  # read by the caller
             data = self._copies.store.submission_file(name)

@@ -98,7 +98,7 @@ def fees_due(case: CaseView) -> list[Address]:
 # What happens next
 
 
-def settle_command(batch_id: int, position: int) -> str:
+def settle_command(batch_id: int | None, position: int | None) -> str:
     """Return the command that sends what is due about a submission."""
     return f"muster dispute settle {batch_id}:{position} --keystore FILE"
 

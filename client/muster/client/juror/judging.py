@@ -30,7 +30,7 @@ from muster.client.run_documents import (
 )
 from muster.client.sources import Signer, Sources
 from muster.client.tickets import slot_and_policy
-from muster.client.validator.batches import is_misdeclared, seed_of_batch
+from muster.client.validator.batches import is_misdeclared
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.judging import MISDECLARED, Rules, outcome_record
 from muster.client.validator.records import counted_before, judge_again
@@ -233,7 +233,7 @@ class CaseJudge:
         conducts = []
         counted = (*counted_before(batches, at.run, place), (place, alone.record))
         for counted_at, record in counted:
-            seed = seed_of_batch(batches[counted_at.batch_id])
+            seed = batches[counted_at.batch_id].seed
             data = await at.sources.file(record.file_hash)
             async with self._policy(at.run, record.policy_version, at.sources):
                 conduct = await self._attended(

@@ -35,7 +35,6 @@ from muster.protocol.errors import ApiError
 from muster.protocol.ids import Address, BatchName, Hash32, RunId
 from muster.protocol.merkle import batch_root
 from muster.protocol.messages import OutcomeRecord, Reason, Submission
-from muster.protocol.schedule import batch_seed
 
 if TYPE_CHECKING:
     from muster.client.validator.context import ValidatorContext
@@ -97,11 +96,6 @@ def slot_in(view: HistoryView, batch: BatchView, submission: Submission) -> Slot
     return (standing.worker_id if standing else 0, submission.step, submission.index)
 
 
-def seed_of_batch(batch: BatchView) -> Hash32:
-    """Return the seed of a batch, which nobody knows before the block of its commitment."""
-    return batch_seed(batch.beacon, batch.run_id, batch.batch_id, batch.root)
-
-
 def claim_in(
     view: HistoryView,
     batch: BatchView,
@@ -134,7 +128,7 @@ def claim_in(
         worker_id=slot[0],
         node=standing.node if standing and is_active else None,
         is_slot_used=slots.is_used(slot, before=place_of(batch)) or slot in earlier,
-        batch_seed=seed_of_batch(batch),
+        batch_seed=batch.seed,
     )
 
 

@@ -92,8 +92,7 @@ def recent_batches(view: ChainView, run_id: RunId, whole_s: int) -> list[BatchVi
 
 def order_of(batch: BatchView, run: RunView) -> tuple[Address, ...]:
     """Return the order in which a run's validators are called for a batch."""
-    seed = batch_seed(batch.beacon, batch.run_id, batch.batch_id, batch.root)
-    return order_of_batch(seed, batch.seated, run.validators)
+    return order_of_batch(batch.seed, batch.seated, run.validators)
 
 
 class CallDuty:

@@ -19,7 +19,6 @@ from typing import Any
 from muster.chain import BatchView, RunView
 from muster.client.chain_facts import OutcomePlace
 from muster.client.durable_log import Journal
-from muster.client.validator.batches import seed_of_batch
 from muster.client.validator.checks import (
     ClaimedWork,
     check_history,
@@ -253,7 +252,7 @@ def _verdict_in(document: Path) -> str:
 
 def is_drawn(batch: BatchView, position: int) -> bool:
     """Return whether this place of a batch is judged by history."""
-    return position == place_of_history(seed_of_batch(batch), batch.count)
+    return position == place_of_history(batch.seed, batch.count)
 
 
 def struck_in(batches: Batches, place: OutcomePlace, worker_id: int) -> int | None:

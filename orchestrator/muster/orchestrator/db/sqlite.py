@@ -95,7 +95,8 @@ class SqliteDatabase:
         """
         del is_exclusive, is_quick, lock_ms
         async with self._writing:
-            self._writer.run(f"PRAGMA synchronous={'FULL' if is_durable else 'NORMAL'}")
+            if is_durable:
+                self._writer.run("PRAGMA synchronous=FULL")
             self._writer.run("BEGIN IMMEDIATE")
             try:
                 yield self._writer
@@ -106,6 +107,9 @@ class SqliteDatabase:
             except BaseException:
                 self._writer.roll_back()
                 raise
+            finally:
+                if is_durable:
+                    self._writer.run("PRAGMA synchronous=NORMAL")
 
     async def checkpoint(self) -> None:
         """Checkpoint the log into the file once it is long; in a thread."""

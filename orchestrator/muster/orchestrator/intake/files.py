@@ -26,10 +26,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from muster.api.answers import AccountAddress, BatchEntry, HexBytes, HexHash, HexSignature
 from muster.orchestrator.http.errors import CANNOT_WRITE, refuse
 from muster.orchestrator.intake.blobs import LEFTOVER_S, TEMPORARY, Blobs, LocalBlobs, sync
-from muster.protocol.errors import (
-    StorageError,
-    storage_error_of,
-)
+from muster.protocol.errors import StorageError, storage_error_of
 from muster.protocol.ids import Hash32
 
 logger = logging.getLogger(__name__)

@@ -34,7 +34,6 @@ from muster.protocol.schedule import (
     Calls,
     SignedOutcomes,
     Timing,
-    batch_seed,
     order_of_batch,
     plan_calls,
     timeout_of,
@@ -302,10 +301,9 @@ class ValidatorCalls:
     def plan(self, batch: BatchView, statements: Collection[SignedOutcomes]) -> Calls:
         """Return the called validators of a batch, and the outcomes to post."""
         run, now = self._projection.run, self._now()
-        seed = batch_seed(batch.beacon, batch.run_id, batch.batch_id, batch.root)
         self._note_heard(statements)
         calls = plan_calls(
-            order_of_batch(seed, batch.seated, run.validators),
+            order_of_batch(batch.seed, batch.seated, run.validators),
             self._projection.run.quorum_of(batch),
             Timing(batch.committed_at, self._deadline_s, self._timeout_s),
             now,

@@ -17,12 +17,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 from muster.lifecycle.files import write_durably
-from muster.protocol.errors import (
-    ConfigError,
-    MusterError,
-    install_hint,
-    storage_error_of,
-)
+from muster.protocol.errors import ConfigError, MusterError, install_hint, storage_error_of
 from muster.protocol.ids import PolicyVersion
 from muster.trainer.measure.figures import PREFIX, STEP, meaning_of, split_part
 from muster.trainer.ports import MetricsSink

@@ -31,11 +31,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as write_tensors
 
 from muster.lifecycle import sync_path
 from muster.protocol.encoding import hex0x
-from muster.protocol.errors import (
-    MusterError,
-    StorageError,
-    storage_error_of,
-)
+from muster.protocol.errors import MusterError, StorageError, storage_error_of
 from muster.protocol.ids import Hash32, PolicyVersion, RunId, to_hash32
 from muster.shardcast.digests import region_digest
 from muster.trainer.learn.parallel import ONE_PROCESS, Ranks
