@@ -216,7 +216,7 @@ class NamedWork:
                     named[claim.submission.leaf()] = work
         self._named = named
         # Of several who name a file, all but the first may want to have it counted as theirs.
-        oldest_last = sorted(named.values(), key=lambda each: -_committed_in(each[1]))
+        oldest_last = sorted(named.values(), key=lambda each: -each[1].first_id)
         self._workers = {work.file_hash: work.worker for work, _ in oldest_last}
         self._deadlines = {leaf: at for leaf, at in self._deadlines.items() if leaf in named}
 
@@ -259,11 +259,6 @@ class NamedWork:
             return "it is here with a ticket of a later deadline"
         self._deadlines[leaf] = entry.ticket.deadline
         return None
-
-
-def _committed_in(batch: BatchView) -> int:
-    """Return the batch in which work was first committed."""
-    return batch.batch_id if batch.split_from is None else batch.split_from
 
 
 # Shared by all servers of chunks: token, limits per address, announcement.

@@ -394,6 +394,11 @@ class BatchView:
         return batch_seed(self.beacon, self.run_id, self.batch_id, self.root)
 
     @property
+    def first_id(self) -> int:
+        """Id of the batch in which its work was first committed: there its slots count."""
+        return self.batch_id if self.split_from is None else self.split_from
+
+    @property
     def work_block(self) -> int:
         """The block that committed its work, by whose state the work is judged."""
         return self.block_number if self.left_block is None else self.left_block

@@ -11,13 +11,7 @@ from pathlib import Path
 from muster.api import BatchEntry
 from muster.chain import BatchView
 from muster.client.chain_facts import HistoryView
-from muster.client.validator.batches import (
-    SlotIndex,
-    claim_in,
-    place_of,
-    slot_in,
-    slots_of_records,
-)
+from muster.client.validator.batches import SlotIndex, claim_in, slot_in, slots_of_records
 from muster.client.validator.checking_proofs import Proof
 from muster.client.validator.checks import ClaimedWork, check_claim, check_file, conduct_of
 from muster.client.validator.decoding import FileDecoder
@@ -99,7 +93,7 @@ def slots_of(view: HistoryView, run_id: RunId) -> SlotIndex:
     slots = SlotIndex()
     for batch in view.batches.values():
         if batch.run_id == run_id and batch.records is not None:
-            slots.add(place_of(batch), slots_of_records(batch.records))
+            slots.add(batch.first_id, slots_of_records(batch.records))
     return slots
 
 

@@ -65,13 +65,6 @@ class SlotIndex:
         return self._first.get(slot, before) < before
 
 
-def place_of(batch: BatchView) -> int:
-    """Return the batch id at which a batch's slots count: work that was taken out of a batch counts
-    there.
-    """
-    return batch.batch_id if batch.split_from is None else batch.split_from
-
-
 def slots_of_records(records: Iterable[OutcomeRecord]) -> Slots:
     """Return the slots that outcome records fill, in their order."""
     return tuple(slot_of_record(r) for r in records if r.reason is not Reason.BATCH_MISDECLARED)
@@ -127,7 +120,7 @@ def claim_in(
         ),
         worker_id=slot[0],
         node=standing.node if standing and is_active else None,
-        is_slot_used=slots.is_used(slot, before=place_of(batch)) or slot in earlier,
+        is_slot_used=slots.is_used(slot, before=batch.first_id) or slot in earlier,
         batch_seed=batch.seed,
     )
 
@@ -186,7 +179,7 @@ class BatchReader:
         for batch_id, batch in list(self._unread.items()):
             slots = await self._slots_in(batch, before)
             if slots is not None and batches is self._batches:
-                self._slots.add(place_of(batch), slots)
+                self._slots.add(batch.first_id, slots)
                 self._unread.pop(batch_id, None)
 
     def claim(
