@@ -19,6 +19,8 @@ from muster.app.cli import COMMANDS, SECTIONS, main, muster
 from muster.lifecycle.files import cannot_write
 from muster.protocol import errors
 from muster.trainer.cli import SECTIONS as TRAINER_SECTIONS, trainer_run
+from muster.trainer.learn.parallel import RankLost
+from muster.trainer.sites.meeting import SiteLost
 
 HEAVY = ("torch", "transformers", "vllm", "web3", "pyarrow", "matplotlib", "fastapi", "sqlalchemy")
 
@@ -225,6 +227,9 @@ def test_defects_of_our_own_are_not_hidden(
         (errors.RpcError("internal error", code=-32603), 3),
         (errors.PolicyUnavailable("no relay"), 3),
         (errors.NotYet("in an hour"), 3),
+        (SiteLost("waiting for site 0's decision failed"), 3),
+        (RankLost("waiting for all ranks failed"), 3),
+        (errors.TrainingCollapsed("site 1 left step 2"), 1),
         (errors.StorageFailed("the disk is full"), 3),
         (errors.StorageError("the database is damaged"), 1),
         (OSError(errno.ENOSPC, "No space left on device"), 3),

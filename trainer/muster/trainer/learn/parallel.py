@@ -25,7 +25,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from muster.protocol.errors import ConfigError, MusterError
+from muster.protocol.errors import ConfigError, NotYet
 from muster.trainer.learn.recompute import blocks
 
 T = TypeVar("T")
@@ -36,8 +36,9 @@ BEATS = 4
 """Number of beats that a waiting leader sends within a deadline."""
 
 
-class RankLost(MusterError, RuntimeError):
-    """A process of this trainer died, or did not answer in time."""
+class RankLost(NotYet):
+    """A process of this trainer died, or did not answer in time; all ranks that start again
+    resume."""
 
 
 class Ranks:

@@ -44,7 +44,7 @@ from torch.distributed.distributed_c10d import (
     ProcessGroupGloo,
 )
 
-from muster.protocol.errors import MusterError
+from muster.protocol.errors import NotYet
 from muster.protocol.ids import RunId
 
 logger = logging.getLogger(__name__)
@@ -102,8 +102,8 @@ def site_secret(trainer_key: bytes, run_id: RunId, chain_id: int) -> bytes:
     return blake3(of, derive_key_context=CONTEXT).digest()
 
 
-class SiteLost(MusterError, RuntimeError):
-    """Another site of the run died, or missed a deadline."""
+class SiteLost(NotYet):
+    """Another site of the run died, or missed a deadline; a site that starts again rejoins."""
 
 
 @dataclass(frozen=True, slots=True)
