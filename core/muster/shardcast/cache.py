@@ -30,6 +30,7 @@ from muster.protocol.errors import EncodingError, PolicyUnavailable, StorageErro
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.shardcast.chunks import (
     TEMPORARY_PREFIX,
+    Region,
     VerifyingSink,
     is_stale,
     storage_error,
@@ -292,29 +293,22 @@ def _cached_versions(run_folder: Path) -> list[tuple[Path, int]]:
 
 
 class PartSink(VerifyingSink):
-    """A sink whose bytes go to every place of a part folder where the chunk occurs."""
+    """A sink whose bytes go to one place of a part folder."""
 
-    def __init__(
-        self, folder: Path, places: Sequence[ChunkSpan], writing: threading.Lock | None = None
-    ) -> None:
+    def __init__(self, folder: Path, place: ChunkSpan, writing: threading.Lock) -> None:
         """`writing` is a lock that is held while bytes go to the disk."""
-        super().__init__(places[0].digest, places[0].size)
-        self._writing = writing or threading.Lock()
-        self.places = len(places)
+        super().__init__(place.digest, place.size)
+        self._writing = writing
+        self._start = place.offset
         self._offset = 0
-        self._starts = [place.offset for place in places]
-        self._fds: list[int] = []
         try:
-            for place in places:
-                self._fds.append(os.open(folder / place.name, os.O_RDWR))
+            self._file = (folder / place.name).open("r+b", buffering=0)
         except OSError as error:
-            self.close()
             raise storage_error(error, "open a file of the version") from error
 
     def close(self) -> None:
-        """Release the files."""
-        while self._fds:
-            os.close(self._fds.pop())
+        """Release the file."""
+        self._file.close()
 
     def restart(self) -> None:
         """Forget the written bytes; later ones overwrite them."""
@@ -322,19 +316,15 @@ class PartSink(VerifyingSink):
         self._offset = 0
 
     def still_holds(self) -> bool:
-        """Tell whether every place has the chunk: another sink may have written there since."""
-        places = zip(self._fds, self._starts, strict=True)
-        return all(region_digest(fd, start, self.size) == self.digest for fd, start in places)
+        """Tell whether the place has the chunk: another sink may have written there since."""
+        return region_digest(self._file.fileno(), self._start, self.size) == self.digest
 
     def _store(self, pieces: Sequence[bytes | memoryview]) -> None:
         # The kernel lets one thread at a time write to a file; other threads would spin meanwhile.
         with self._writing:
-            for fd, start in zip(self._fds, self._starts, strict=True):
-                offset = start + self._offset
-                for piece in pieces:
-                    _write_at(fd, memoryview(piece), offset)
-                    offset += len(piece)
-        self._offset += sum(len(piece) for piece in pieces)
+            for piece in pieces:
+                _write_at(self._file.fileno(), memoryview(piece), self._start + self._offset)
+                self._offset += len(piece)
 
     def _keep(self) -> None:
         return None
@@ -351,10 +341,19 @@ class PartFolder:
     def sink(self, places: Sequence[ChunkSpan]) -> PartSink:
         """Return a receiver for the chunk at these places; close it in a `finally`.
 
+        It fills the first place, for `copy` to fill the others: a manifest may name thousands.
         Raises StorageError, also when others have filled the disk since the fetch began.
         """
         self.require_room(sum(place.size for place in places))
-        return PartSink(self.path, places, self._writing)
+        return PartSink(self.path, places[0], self._writing)
+
+    def copy(self, place: ChunkSpan, other: ChunkSpan) -> None:
+        """Copy a chunk that is held from one place to another; raises StorageError."""
+        if not self.fill_from([other], self.path / place.name, place.offset):
+            raise StorageError(
+                f"{place.name} of version {self.manifest.version} changed while it was fetched",
+                hint="let no other program write to the cache folder, and check the disk",
+            )
 
     def prepare(self) -> bool:
         """Make the folder hold exactly the manifest's files, in full size.
@@ -386,21 +385,22 @@ class PartFolder:
         total_bytes = self.manifest.total_bytes
         require_room(self.path, needed_bytes, what=what, needed_bytes=total_bytes)
 
-    def fill_from(self, places: list[ChunkSpan], source: Path, offset: int) -> bool:
+    def fill_from(self, places: Sequence[ChunkSpan], source: Path, offset: int) -> bool:
         """Copy one chunk out of another file; False when that file does not hold it."""
-        sink = self.sink(places)
+        self.require_room(sum(place.size for place in places))
         try:
-            with source.open("rb", buffering=0) as file:
-                file.seek(offset)
-                data = file.read(sink.size)
-            if digest_of(data) != sink.digest:
-                return False
-            sink.write([data])
-            return True
+            data = Region(source, offset, places[0].size).read()
         except FileNotFoundError:
             return False
-        finally:
-            sink.close()
+        if digest_of(data) != places[0].digest:
+            return False
+        try:
+            for place in places:
+                with (self.path / place.name).open("r+b", buffering=0) as file:
+                    _write_at(file.fileno(), memoryview(data), place.offset)
+        except OSError as error:
+            raise storage_error(error, "write a chunk") from error
+        return True
 
     def _remove_strangers(self) -> None:
         names = {file.name for file in self.manifest.files}

@@ -27,7 +27,6 @@ from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.shardcast.cache import (
     LacksRoom,
     PartFolder,
-    PartSink,
     copy_from_neighbours,
     delta_path,
     discard,
@@ -340,9 +339,15 @@ class Fetcher:
         total = part.manifest.total_bytes
         progress(total - left, total)
 
-        def arrived(sink: VerifyingSink) -> None:
+        places_of = {places[0].digest: places for places in lacking}
+
+        async def arrived(sink: VerifyingSink) -> None:
             nonlocal left
-            left -= sink.size * (sink.places if isinstance(sink, PartSink) else 1)
+            first, *others = places_of[sink.digest]
+            left -= first.size
+            for place in others:  # one by one, so that a stop need not wait for all of them
+                await in_thread(part.copy, first, place)
+                left -= place.size
             progress(total - left, total)
 
         try:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from muster.shardcast.chunks import VerifyingSink
@@ -139,9 +139,9 @@ class Pull:
         sinks: Iterable[Callable[[], VerifyingSink]],
         *,
         parallel: int,
-        arrived: Callable[[VerifyingSink], object] = lambda _: None,
+        arrived: Callable[[VerifyingSink], Awaitable[None]] | None = None,
     ) -> None:
-        """Sinks are filled in order, `parallel` at a time; `arrived` is called with full ones."""
+        """Sinks are filled in order, `parallel` at a time; `arrived` is awaited with full ones."""
         self._transfer = transfer
         self._waiting = deque(_Chunk(open_sink) for open_sink in sinks)
         self._parallel = parallel
@@ -176,7 +176,7 @@ class Pull:
                     await self._ended(attempt, loop.time())
         finally:
             await self._end(self._running)
-            for chunk in [*self._waiting, *(a.chunk for a in self._running)]:
+            for chunk in {*self._waiting, *(a.chunk for a in self._running)}:
                 _close(chunk.begun)
             for attempt in self._running:
                 attempt.sink.close()
@@ -358,7 +358,8 @@ class Pull:
         chunk, sink = attempt.chunk, attempt.sink
         if fault is None and await self._is_kept(attempt, now_s):
             sink.close()
-            self._arrived(sink)
+            if self._arrived is not None:
+                await self._arrived(sink)
             return
         if fault is RelayFault.LIED and attempt.givers:
             # It is unknown which of them lied.

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -31,9 +32,8 @@ from pathlib import Path
 from muster.protocol.errors import StorageError
 from muster.shardcast import Fetcher
 
-relay, cache, root, limit = sys.argv[1:]
-if int(limit):
-    resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
+relay, cache, root, kind, limit = sys.argv[1:]
+resource.setrlimit(int(kind), (int(limit), int(limit)))
 
 async def main():
     async with Fetcher([relay], Path(cache), parallel=1) as fetcher:
@@ -45,15 +45,19 @@ except StorageError as error:
     print(f"storage error: {error}")
     sys.exit(7)
 """
-"""A process that fetches version 0; `limit` bounds the size of a file, as a quota would."""
+"""A process that fetches version 0; `limit` is that of a resource of the process, `kind`."""
 
 
-def start_fetching(network: Network, relay: str, *, limit: int = 0) -> subprocess.Popen[str]:
-    root = network.roots[0].hex()
+def start_fetching(
+    network: Network, relay: str, *, file_bytes: int = 1 << 40, descriptors: int = 0
+) -> subprocess.Popen[str]:
+    """Fetch with a quota for files, or with few descriptors."""
+    kind, limit = resource.RLIMIT_FSIZE, file_bytes
+    if descriptors:
+        kind, limit = resource.RLIMIT_NOFILE, descriptors
+    words = [relay, str(network.folder / "client"), network.roots[0].hex(), str(kind), str(limit)]
     return subprocess.Popen(
-        [sys.executable, "-c", FETCH, relay, str(network.folder / "client"), root, str(limit)],
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", FETCH, *words], stdout=subprocess.PIPE, text=True
     )
 
 
@@ -143,10 +147,29 @@ async def test_fetch_fails_with_storage_error_when_the_quota_is_used_up(
     network: Network, origin: str
 ) -> None:
     network.publish(0, policy(0))
-    process = start_fetching(network, origin, limit=3 * CHUNK_BYTES)
+    process = start_fetching(network, origin, file_bytes=3 * CHUNK_BYTES)
     output, _ = await asyncio.to_thread(process.communicate)
     assert process.returncode == 7, output
     assert "storage error: cannot" in output
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"model.safetensors": bytes(2000 * CHUNK_BYTES)},
+        {f"part-{number}.safetensors": b"same" for number in range(300)},
+    ],
+    ids=["in one file", "in many files"],
+)
+async def test_chunk_takes_one_descriptor_however_often_it_occurs(
+    network: Network, origin: str, files: dict[str, bytes]
+) -> None:
+    network.publish(0, files)
+    process = start_fetching(network, origin, descriptors=64)
+    output, _ = await asyncio.to_thread(process.communicate)
+    assert process.returncode == 0, output
+    folder = network.folder / "client" / str(RUN) / "v0"
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
 
 
 class DiskUsage(NamedTuple):
