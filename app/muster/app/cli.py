@@ -26,7 +26,7 @@ from muster.protocol.errors import (
     StorageFailed,
     TransactionLost,
     install_hint,
-    is_disk_failure,
+    may_pass,
 )
 
 
@@ -290,7 +290,7 @@ def main(command: click.Command | None = None) -> None:
         _fail(f"{error.name} is not installed", install_hint(extra_of(error.name)))
     except OSError as error:
         shown = f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
-        _fail(shown, _os_hint(error), LATER if is_disk_failure(error) else REFUSED)
+        _fail(shown, _os_hint(error), LATER if may_pass(error) else REFUSED)
     except Exception:
         _crash()
 

@@ -26,7 +26,7 @@ from muster.protocol.errors import (
     ConfigError,
     StorageError,
     StorageFailed,
-    is_disk_failure,
+    may_pass,
     storage_error_of,
 )
 from muster.protocol.ids import Address
@@ -381,7 +381,7 @@ def _open(path: Path | None) -> sqlite3.Connection:
         connection.executescript(f"BEGIN EXCLUSIVE; {'; '.join(statements)}; COMMIT;")
     except sqlite3.OperationalError as error:
         connection.close()
-        if is_disk_failure(error):
+        if may_pass(error):
             raise StorageFailed(f"cannot open the journal {path}: {error}") from error
         raise ConfigError(
             f"the journal {path} is held by another process: {error}",

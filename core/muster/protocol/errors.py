@@ -26,14 +26,15 @@ MusterError
 │   └── ValidatorDisturbed              a validator that fails what it knows to be good
 ├── TrainingCollapsed (RuntimeError)    the policy collapsed, and training was told to stop then
 └── StorageError (OSError)              a disk that is full, a database or folder that is corrupt
-    └── StorageFailed                   a full or failing disk or bucket: a later try may succeed
+    └── StorageFailed                   a full or failing disk or bucket, or too many open files: a
+                                        later try may succeed
 
 Expected outcomes (a rejected submission, a failed check) are values, not exceptions.
 """
 
 import errno
 
-_DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+_PASSING_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE)
 _SQLITE_IOERR, _SQLITE_FULL = 10, 13
 
 
@@ -232,19 +233,21 @@ class StorageError(MusterError, OSError):
 
 
 class StorageFailed(StorageError):
-    """A disk is full, or a disk or bucket failed: the same may succeed later."""
+    """A disk is full, a disk or bucket failed, or too many files are open: the same may succeed
+    later.
+    """
 
 
 def storage_error_of(
     error: BaseException, message: str, *, hint: str | None = None
 ) -> StorageError:
     """Return the error of a failed file operation; StorageFailed if a later try may succeed."""
-    return (StorageFailed if is_disk_failure(error) else StorageError)(message, hint=hint)
+    return (StorageFailed if may_pass(error) else StorageError)(message, hint=hint)
 
 
-def is_disk_failure(error: BaseException) -> bool:
+def may_pass(error: BaseException) -> bool:
     """Return whether an error of the operating system, or of SQLite, says that a disk is full or
-    fails.
+    fails, or that too many files are open.
     """
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    return getattr(error, "errno", None) in _DISK_ERRNOS or code in (_SQLITE_IOERR, _SQLITE_FULL)
+    return getattr(error, "errno", None) in _PASSING_ERRNOS or code in (_SQLITE_IOERR, _SQLITE_FULL)

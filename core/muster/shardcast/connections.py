@@ -194,29 +194,47 @@ class Sender:
         self._threads = ThreadPoolExecutor(SENDERS, thread_name_prefix="send")
         self._busy = 0
 
-    def close(self) -> None:
-        """Let the threads end."""
-        self._threads.shutdown(wait=False)
+    async def close(self) -> None:
+        """Wait for the threads, `THREAD_S` at most."""
+        await asyncio.to_thread(self._threads.shutdown)
 
     async def send(self, transport: asyncio.Transport, file: BinaryIO, window: range) -> None:
         """Send a window of the file; raises ConnectionError when the reader has gone.
 
         The caller has written the head, and must not write during the call.
         """
-        loop = asyncio.get_running_loop()
         start = window.start
         if self._busy < SENDERS and _is_plain_and_idle(transport):
-            sock = os.dup(transport.get_extra_info("socket").fileno())
-            copy = os.dup(file.fileno())
-            self._busy += 1
-            try:
-                start = await loop.run_in_executor(self._threads, _send, sock, copy, window)
-            finally:
-                self._busy -= 1
+            sending = self._in_thread(transport, file, window)
+            # Unlike an await of the future, this cancels no job when the caller is cancelled.
+            await asyncio.wait([sending])
+            start = sending.result()
         if start < window.stop:
             if transport.is_closing():
                 raise ConnectionResetError("the reader has gone")
+            loop = asyncio.get_running_loop()
             await loop.sendfile(transport, file, start, window.stop - start)
+
+    def _in_thread(
+        self, transport: asyncio.Transport, file: BinaryIO, window: range
+    ) -> asyncio.Future[int]:
+        """Let a thread send, with descriptors of its own; a job waits for no other one."""
+        loop = asyncio.get_running_loop()
+        with contextlib.ExitStack() as copies:
+            sock = os.dup(transport.get_extra_info("socket").fileno())
+            copies.callback(os.close, sock)
+            copy = os.dup(file.fileno())
+            copies.callback(os.close, copy)
+            sending = loop.run_in_executor(self._threads, _send, sock, copy, window)
+            copies.pop_all()  # `_send` closes them
+        self._busy += 1
+        sending.add_done_callback(self._ended)
+        return sending
+
+    def _ended(self, sending: asyncio.Future[int]) -> None:
+        self._busy -= 1
+        if not sending.cancelled():
+            sending.exception()  # seen: asyncio logs no failure of a job whose caller has gone
 
 
 def _is_plain_and_idle(transport: asyncio.Transport) -> bool:

@@ -145,7 +145,7 @@ class ShardServer:
         self._unsubscribe()
         self._wake()
         await runner.cleanup()
-        self._sender.close()
+        await self._sender.close()
 
     async def __aenter__(self) -> ShardServer:
         await self.start()

@@ -1,8 +1,12 @@
 """Connections of many machines share a server, and fast readers get threads."""
 
 import asyncio
+import errno
+import os
 import socket
-from collections.abc import Iterator
+from asyncio import create_task
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +15,10 @@ from aiohttp import web
 
 from muster.shardcast.connections import (
     FREE_CONNECTIONS,
+    SENDERS,
     ConnectionTable,
     LimitedServer,
+    Sender,
     ServerLimits,
     prefer_congestion_control,
 )
@@ -117,3 +123,62 @@ async def test_connections_count_by_machine(addresses: tuple[str, ...], cut: lis
         for line in lines:
             server().connection_made(line)
     assert [line.is_cut for line in lines] == cut
+
+
+# Threads for fast readers
+
+
+OPEN_FILES = Path("/proc/self/fd")
+STALLS_BYTES = 8 << 20
+"""More bytes than a connection takes whose other end does not read."""
+
+
+@asynccontextmanager
+async def unread_connections(count: int) -> AsyncIterator[list[asyncio.Transport]]:
+    """Connections whose other ends do not read."""
+    loop, ends = asyncio.get_running_loop(), [socket.socketpair() for _ in range(count)]
+    made = [await loop.create_connection(asyncio.Protocol, sock=ours) for ours, _ in ends]
+    try:
+        yield [transport for transport, _ in made]
+    finally:
+        for (transport, _), (_, theirs) in zip(made, ends, strict=True):
+            transport.abort()
+            theirs.close()
+        await asyncio.sleep(0)  # they close in the event loop's next round
+
+
+@pytest.mark.skipif(not OPEN_FILES.exists(), reason="no Linux")
+async def test_sends_that_are_cancelled_keep_no_descriptor(tmp_path: Path) -> None:
+    path = tmp_path / "chunk"
+    path.write_bytes(bytes(STALLS_BYTES))
+    sender = Sender()
+    async with unread_connections(2 * SENDERS) as lines:
+        before = len(os.listdir(OPEN_FILES))
+        for some in (lines[:SENDERS], lines[SENDERS:]):  # the first ones occupy all threads
+            with path.open("rb", buffering=0) as file:
+                sends = [create_task(sender.send(t, file, range(STALLS_BYTES))) for t in some]
+                await asyncio.sleep(0)
+                assert [send.cancel() for send in sends] == [True] * SENDERS
+                await asyncio.gather(*sends, return_exceptions=True)
+        await sender.close()
+        assert len(os.listdir(OPEN_FILES)) == before
+
+
+@pytest.mark.skipif(not OPEN_FILES.exists(), reason="no Linux")
+async def test_send_that_is_refused_a_descriptor_keeps_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse_files(descriptor: int) -> int:
+        if descriptor == file.fileno():
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return duplicate(descriptor)
+
+    duplicate = os.dup
+    (tmp_path / "chunk").write_bytes(b"data")
+    with (tmp_path / "chunk").open("rb", buffering=0) as file:
+        async with unread_connections(1) as lines:
+            before = len(os.listdir(OPEN_FILES))
+            monkeypatch.setattr(os, "dup", refuse_files)
+            with pytest.raises(OSError, match="Too many open files"):
+                await Sender().send(lines[0], file, range(4))
+            assert len(os.listdir(OPEN_FILES)) == before

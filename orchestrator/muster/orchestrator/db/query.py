@@ -18,7 +18,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql import Insert, insert
 from sqlalchemy.engine import Dialect
 
-from muster.protocol.errors import StorageError, StorageFailed, is_disk_failure
+from muster.protocol.errors import StorageError, StorageFailed, may_pass
 
 DIALECTS: dict[str, Dialect] = {
     "sqlite": sqlite.dialect(paramstyle="named"),
@@ -137,7 +137,7 @@ def failure(place: Path | str, error: Exception) -> StorageError:
     state = getattr(error, "sqlstate", None) or ""
     if state.startswith(_BUSY_STATES):
         return RowError(f"the database is busy: {_line(error)}", is_busy=True)
-    if is_disk_failure(error):
+    if may_pass(error):
         return StorageFailed(f"the disk of the database {place} is full or fails: {_line(error)}")
     names = {kind.__name__ for kind in type(error).__mro__}
     is_value = isinstance(error, UNHOLDABLE) or state.startswith(_TOO_LARGE_STATE)
