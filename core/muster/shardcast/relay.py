@@ -13,7 +13,7 @@ import asyncio
 import functools
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from random import Random, SystemRandom
 from urllib.parse import urlsplit
 
@@ -44,7 +44,7 @@ MAX_PAUSE_S = 5.0
 MOST_GROWTH = 64
 """Bound of the exponent of a pause: an upstream may be down for days."""
 MAX_CANDIDATES = 16
-"""Newest versions considered from one upstream; more would let it waste our requests."""
+"""Newest versions considered of one upstream's listing; more would let it waste our requests."""
 REFUSED_PAUSE_S = 60.0
 """Pause in seconds after a version did not fit on the disk."""
 
@@ -160,7 +160,6 @@ class Relay:
                 continue
             failures = 0
             self._announced[url] = listed[:MAX_CANDIDATES]
-            self._forget_unlisted(loop.time())
             self._news.set()
             # An upstream that ignores the long poll must not be asked without pause.
             is_news = max(listed, default=-1) > after
@@ -175,6 +174,7 @@ class Relay:
         while True:
             self._news.clear()
             candidates = self._candidates()
+            self._forget_all_but(candidates, loop.time())
             due = [v for v in candidates if self._retry_at.get(v, 0.0) <= loop.time()]
             if due:
                 await self._mirror_or_postpone(due[0])
@@ -188,10 +188,11 @@ class Relay:
                 continue
 
     def _candidates(self) -> list[PolicyVersion]:
-        """Return the announced versions that are not held and would be kept, newest first; those
-        of upstreams that announce what the chain does not know come last.
+        """Return the versions that are not held and would be kept, newest first; those of
+        upstreams that announce what the chain does not know come last.
 
-        A relay keeps the newest and their deltas' parents, back to the anchor.
+        A relay keeps the newest announced ones and their deltas' parents, back to the anchor. A
+        parent may be far older than what an upstream announces, and signed manifests name it.
         """
         held = [
             version
@@ -199,9 +200,9 @@ class Relay:
             if self._store.is_complete(self._run_id, version)
         ]
         oldest_kept = held[self._store.keep - 1] if len(held) >= self._store.keep else -1
-        parents = set(self._store.wanted_parents(self._run_id))
         announced = {version for listed in self._announced.values() for version in listed}
-        kept = {version for version in announced if version > oldest_kept or version in parents}
+        kept = {version for version in announced if version > oldest_kept}
+        kept.update(self._store.wanted_parents(self._run_id))
         return sorted(kept.difference(held), key=lambda version: (self._doubt(version), -version))
 
     def _doubt(self, version: PolicyVersion) -> int:
@@ -210,11 +211,10 @@ class Relay:
     def _announcers(self, version: PolicyVersion) -> list[str]:
         return [url for url, listed in self._announced.items() if version in listed]
 
-    def _forget_unlisted(self, now_s: float) -> None:
-        """Forget versions that no upstream lists any more, once their pause is over."""
-        listed = {version for listed in self._announced.values() for version in listed}
+    def _forget_all_but(self, candidates: Collection[PolicyVersion], now_s: float) -> None:
+        """Forget the failures of other versions, once their pause is over."""
         over = [version for version, at_s in self._retry_at.items() if at_s <= now_s]
-        for version in set(over) - listed:
+        for version in set(over).difference(candidates):
             del self._retry_at[version]
             self._failures.pop(version, None)
 

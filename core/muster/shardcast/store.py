@@ -165,10 +165,12 @@ class ChunkStore:
             self._make_room(manifest)
             if self.manifest(*key) != manifest:
                 self._install(self._fresh_folder(manifest.run_id), manifest, signature)
+            with self._state:
+                self._complete.discard(key)
+                self._receiving[key] = {span.digest for span in manifest.broadcast_spans()}
             self._drop_old(manifest.run_id)
             missing = self.missing(manifest)
             with self._state:
-                self._complete.discard(key)
                 self._receiving[key] = {span.digest for span in missing}
                 self._settle()
         self._changed()
@@ -382,9 +384,12 @@ class ChunkStore:
         return self.chunks.used_bytes() + sum(span.size for span in self.missing(manifest))
 
     def _drop_old(self, run_id: RunId) -> None:
-        """Keep a run's newest versions, the held ones, and their deltas' parents."""
+        """Keep a run's newest versions, those being received, the held ones, and their deltas'
+        parents.
+        """
         stored = self.stored_versions(run_id)
-        newest, held = stored[: self.keep], self._held(run_id, stored)
+        receiving = [version for version in stored if (run_id, version) in self._receiving]
+        newest, held = [*stored[: self.keep], *receiving], self._held(run_id, stored)
         needed_by = self._with_parents(run_id, [*newest, *held])
         for version in stored:
             if version not in needed_by:
@@ -396,11 +401,14 @@ class ChunkStore:
             self._give_way(run_id, held, needed_by)
 
     def _held(self, run_id: RunId, stored: list[PolicyVersion]) -> list[PolicyVersion]:
-        """Return the versions, newest first, that were among the newest less than `hold_s` ago."""
+        """Return the complete versions, newest first, that were among the newest less than `hold_s`
+        ago.
+        """
         now_s, held = time.time(), []
         for version, successor in zip(stored[self.keep :], stored, strict=False):
             manifest = self._version_folder(run_id, successor) / "manifest.json"
-            if now_s - manifest.stat().st_mtime < self.hold_s:
+            is_recent = now_s - manifest.stat().st_mtime < self.hold_s
+            if is_recent and self.is_complete(run_id, version):
                 held.append(version)
         return held
 

@@ -240,6 +240,31 @@ def test_work_of_giving_way_grows_with_the_number_of_versions_only(
 
 
 @pytest.mark.usefixtures("disk")
+def test_mirror_does_not_hold_what_never_arrived_whole(tmp_path: Path) -> None:
+    origin = make_store(tmp_path / "origin", keep=8)
+    manifests = publish_all(origin, 4, anchor_every=0)
+    mirror = ChunkStore(tmp_path / "mirror", keep=2, hold_s=100)
+    for manifest in manifests:
+        mirror.begin(manifest, SIGNATURE)
+        if manifest.version != 1:
+            fill(mirror, origin, manifest)
+        mirror.abandon(RUN, manifest.version)
+    assert mirror.stored_versions(RUN) == [4, 3, 2, 0]
+
+
+def test_mirror_keeps_what_it_receives_while_newer_versions_are_incomplete(tmp_path: Path) -> None:
+    origin = make_store(tmp_path / "origin", keep=8)
+    manifests = publish_all(origin, 4, anchor_every=0)
+    mirror = ChunkStore(tmp_path / "mirror", keep=2)
+    for manifest in (manifests[4], manifests[3]):
+        mirror.begin(manifest, SIGNATURE)
+        mirror.abandon(RUN, manifest.version)
+    mirror.begin(manifests[2], SIGNATURE)
+    fill(mirror, origin, manifests[2])
+    assert mirror.versions(RUN) == [2]
+
+
+@pytest.mark.usefixtures("disk")
 def test_publishing_another_run_drops_no_held_version(tmp_path: Path) -> None:
     store = ChunkStore(tmp_path / "store", keep=2, hold_s=100)
     publish_all(store, 4)

@@ -3,10 +3,11 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from random import Random
 
+import pytest
 from shardcast_policies import RUN, publish_paths, write_files
 
 from muster.lab.simulator.clock import run_virtual
@@ -15,6 +16,7 @@ from muster.protocol.encoding import keccak
 from muster.protocol.ids import Hash32, PolicyVersion, RunId, to_address
 from muster.protocol.messages import Checkpoint
 from muster.shardcast import ChunkStore, Relay, TrustedRoot
+from muster.shardcast.adapter import CONFIG_NAME
 from muster.shardcast.chunks import VerifyingSink
 from muster.shardcast.download import RelayFault, ShardClient
 from muster.shardcast.relay import MAX_PAUSE_S
@@ -75,7 +77,8 @@ class Mirror:
     """A relay beside what it does in virtual time."""
 
     def __init__(self, folder: Path, listings: dict[str, Listing]) -> None:
-        self.origin, self.store = ChunkStore(folder / "origin"), ChunkStore(folder / "store")
+        self.origin = ChunkStore(folder / "origin", keep=64)
+        self.store = ChunkStore(folder / "store")
         self.asked: list[tuple[float, PolicyVersion]] = []
         """When the chain was asked for which version."""
         self.known_from_s = 0.0
@@ -110,15 +113,25 @@ class Mirror:
         return len({*self.relay._retry_at, *self.relay._failures})
 
 
-def publish(store: ChunkStore, version: int) -> None:
-    """Publish a version with a signature that can be read."""
+def publish(
+    store: ChunkStore, version: int, files: Mapping[str, bytes] = FILES, **options: int
+) -> None:
+    """Publish a version with a signature that can be read; `options` are those of the store."""
 
     def sign_root(root: Hash32) -> bytes:
         checkpoint = Checkpoint(RUN, PolicyVersion(version), root)
         return sign(digest(DOMAIN, checkpoint.struct_hash()), KEY)
 
-    paths = write_files(store.folder.parent / f"source-{version}", FILES)
-    publish_paths(store, paths, version, sign=sign_root)
+    paths = write_files(store.folder.parent / f"source-{version}", files)
+    publish_paths(store, paths, version, sign=sign_root, **options)
+
+
+def publish_adapters(store: ChunkStore, *versions: int) -> None:
+    """Publish a base model, and adapters as deltas from it."""
+    publish(store, 0, anchor_every=8)
+    for version in versions:
+        adapter = {CONFIG_NAME: b'{"r": %d}' % version}
+        publish(store, version, FILES | adapter, anchor_every=8)
 
 
 def inventor(*also: int) -> Listing:
@@ -153,6 +166,25 @@ def test_invented_versions_cost_few_queries_and_no_memory(tmp_path: Path) -> Non
     mirror.run(300.0)
     assert mirror.remembered <= 64
     assert len(mirror.asked) < 300 * 5
+
+
+@pytest.mark.parametrize("listed", [range(40), range(20, 40)], ids=["far below", "not listed"])
+def test_late_relay_mirrors_what_the_newest_deltas_start_from(
+    tmp_path: Path, listed: Iterable[int]
+) -> None:
+    mirror = Mirror(tmp_path, {HONEST: listing(*sorted(listed, reverse=True))})
+    publish_adapters(mirror.origin, *range(35, 40))
+    mirror.run(10.0)
+    assert mirror.store.versions(RUN) == [39, 38, 37, 36, 35, 0]
+
+
+def test_parent_that_the_chain_does_not_have_is_asked_for_ever_more_rarely(tmp_path: Path) -> None:
+    mirror = Mirror(tmp_path, {HONEST: listing(39)})
+    publish_adapters(mirror.origin, 39)
+    mirror.origin.remove(RUN, PolicyVersion(0))
+    mirror.run(300.0)
+    assert mirror.store.versions(RUN) == [39]
+    assert 300 / MAX_PAUSE_S <= sum(version == 0 for _, version in mirror.asked) <= 200
 
 
 def test_version_ahead_of_the_chain_is_mirrored_once_the_chain_knows_it(tmp_path: Path) -> None:

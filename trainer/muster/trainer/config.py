@@ -48,7 +48,7 @@ class TrainerSettings(Settings):
     disputed. They give way where the disk is three quarters full."""
     anchor_every: Annotated[int, Field(ge=0, le=10)] = 8
     """Every N-th version is broadcast whole, the others as deltas where that is smaller; 0 for all
-    of them whole. Relays look at 16 versions, so whole versions must not lie further apart."""
+    of them whole. A client that holds no version fetches at most so many."""
     state_dir: Path = Path("trainer-state")
     """Checkpoint, policies and metrics; no other process may share it."""
     rank_timeout_s: Annotated[float, Field(gt=0, le=86400)] = 600.0
