@@ -174,6 +174,24 @@ def test_extension_watches_every_step_for_those_who_asked() -> None:
     extension.muster_rest(7)
 
 
+def test_extension_returns_what_is_no_number() -> None:
+    extension, proof = HiddenStates(), ProofRecipe(chunk_tokens=2, topk=8)
+    extension.model_runner = Runner()
+    extension.muster_watch()
+    extension.muster_prefill(0, {"a": (0, 2)})
+    extension.muster_captures[0].add("a", 0, torch.full((2, H), float("nan")))
+    extension.muster_generate(1, ["a"], 2, 8)
+    extension.muster_captures[1].add(["a"], torch.full((1, H), float("inf")))
+    sample, shape = Sample((1,), (0, 1), 7, [bytes(34)]), PolicyShape(H, 3, frozenset({2}), 64)
+    returned = [
+        extension.muster_build(0, "a", proof),
+        extension.muster_examine(0, "a", sample, shape, proof, 1.0),
+        extension.muster_take(1, ["a"]),
+    ]
+    assert [type(each) for each in returned] == [ProofError] * 3
+    extension.muster_rest(1)
+
+
 def test_extension_examines_the_kept_rows() -> None:
     extension, proof = HiddenStates(), ProofRecipe(chunk_tokens=2, topk=8)
     extension.model_runner = Runner()

@@ -153,6 +153,30 @@ def test_process_imports_only_what_its_environment_has() -> None:
     assert {"torch", "numpy", "pydantic"} <= imported
 
 
+SPAWNS = """
+import multiprocessing
+
+class Answer:
+    pass
+
+def serve(number):
+    assert number == 7
+    process = multiprocessing.get_context("spawn").Process(target=print, args=(Answer(),))
+    process.start()
+    process.join()
+"""
+
+
+def test_processes_that_its_process_spawns_import_the_same_code(tmp_path: Path) -> None:
+    # As vLLM's workers of a model on several GPUs do.
+    host = tmp_path / "inference" / "vllm" / "host.py"
+    host.parent.mkdir(parents=True)
+    host.write_text(SPAWNS)
+    command = [sys.executable, "-P", str(CHILD), "7", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "muster.inference.vllm.host.Answer object" in done.stdout, done.stderr
+
+
 def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 

@@ -266,7 +266,7 @@ async def _examine_device(
     from muster.lifecycle import available_memory_bytes
 
     needed = engines * memory_needed(folder, asked.dtype)
-    fits = examine_fit(needed, asked.device)
+    fits = examine_fit(needed, asked.device, asked.tensor_parallel)
     yield fits
     if fits.state is State.FAIL:
         return

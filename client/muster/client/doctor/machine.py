@@ -159,10 +159,14 @@ def _parameters(path: Path) -> int:
             raise EngineError(f"{path.name} is no safetensors file: {error}") from None
 
 
-def examine_fit(needed: int, device: str) -> Line:
-    """Return whether a policy fits on its device; `needed` is 0 if its size is unknown."""
-    room = _free_bytes(device)
+def examine_fit(needed: int, device: str, tensor_parallel: int = 1) -> Line:
+    """Return whether a policy fits on its device, or on as many as it is spread over; `needed` is
+    0 if its size is unknown.
+    """
+    room, needed = _free_bytes(device), -(-needed // tensor_parallel)
     figure = f"{format_size(needed)} needed" if needed else "size unknown"
+    if tensor_parallel > 1:
+        figure += f" on each of {tensor_parallel}"
     if room is None:
         return Line("software", "model fits", State.SKIP, f"{figure}, {device} cannot be asked")
     figure += f", {format_size(room)} free on {device}"

@@ -14,7 +14,8 @@ hidden units.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +27,24 @@ from muster.inference.forward import to_rows
 from muster.inference.vllm.frames import PolicyShape
 from muster.protocol.errors import ProofError
 from muster.protocol.recipe import ProofRecipe
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _or_failure(work: Callable[P, T]) -> Callable[P, T | ProofError]:
+    """Let a function return a ProofError: of what vLLM's workers on several GPUs raise, only the
+    text arrives.
+    """
+
+    @wraps(work)
+    def returning(*args: P.args, **kwargs: P.kwargs) -> T | ProofError:
+        try:
+            return work(*args, **kwargs)
+        except ProofError as error:
+            return error
+
+    return returning
 
 
 class HiddenStates:
@@ -70,14 +89,16 @@ class HiddenStates:
         proof = ProofRecipe(chunk_tokens=chunk_tokens, topk=topk)
         self.muster_captures[call] = ChosenRows(requests, proof, self.model_runner.device)
 
+    @_or_failure
     def muster_take(self, call: int, requests: list[str]) -> list[tuple[int, list[bytes]]]:
-        """Return the number of rows and the proofs of ended requests; raises ProofError."""
+        """Return the number of rows and the proofs of ended requests, or a ProofError."""
         return self.muster_captures[call].take(requests)  # type: ignore[no-any-return]
 
     def muster_prefill(self, call: int, spans: dict[str, tuple[int, int]]) -> None:
         """Keep rows of requests from now on: from one position up to, not including, another."""
         self.muster_captures[call] = PromptRows(spans)
 
+    @_or_failure
     def muster_examine(
         self,
         call: int,
@@ -87,7 +108,7 @@ class HiddenStates:
         proof: ProofRecipe,
         temperature: float,
     ) -> Examined:
-        """Return the findings about a sample from its request's kept rows; raises ProofError."""
+        """Return the findings about a sample from its request's kept rows, or a ProofError."""
         with torch.inference_mode():
             (found,) = examine_rows(
                 [sample],
@@ -100,8 +121,9 @@ class HiddenStates:
             )
         return found
 
+    @_or_failure
     def muster_build(self, call: int, request: str, proof: ProofRecipe) -> list[bytes]:
-        """Return the proofs of a request's kept rows; raises ProofError."""
+        """Return the proofs of a request's kept rows, or a ProofError."""
         return build_proofs([self.muster_captures[call].rows(request)], proof)[0]
 
     def muster_drop(self, call: int, request: str) -> None:

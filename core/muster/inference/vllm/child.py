@@ -24,8 +24,11 @@ def _add_package(name: str, folders: list[str]) -> None:
     sys.modules[name] = package
 
 
-if __name__ == "__main__":
+# vLLM's workers on several GPUs are spawned: Python runs this file in each under the second name.
+if __name__ in ("__main__", "__mp_main__"):
     make_importable(sys.argv[2:])
+
+if __name__ == "__main__":
     from muster.inference.vllm.host import serve
 
     serve(int(sys.argv[1]))

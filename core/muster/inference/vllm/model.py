@@ -30,7 +30,7 @@ from muster.inference.policy_files import (
 from muster.inference.prompts import decode_completion, encode_prompt
 from muster.inference.turns import Turn
 from muster.inference.vllm.frames import PolicyShape, Tokens
-from muster.protocol.errors import EngineError, install_hint
+from muster.protocol.errors import EngineError, ProofError, install_hint
 from muster.protocol.prompts import Prompt
 from muster.protocol.recipe import ProofRecipe
 
@@ -256,7 +256,10 @@ class HostedPolicy:
         return sum(state.detokenizer.num_output_tokens() for state in found if state)
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return self._engine.collective_rpc(method, args=args, kwargs=kwargs)[0]
+        found = self._engine.collective_rpc(method, args=args, kwargs=kwargs)[0]
+        if isinstance(found, ProofError):
+            raise found
+        return found
 
     def _find_shape(self, folder: Path) -> PolicyShape:
         return PolicyShape(

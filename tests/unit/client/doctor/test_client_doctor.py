@@ -437,6 +437,9 @@ def test_a_model_is_held_against_the_memory_it_computes_in(monkeypatch: pytest.M
     assert machine.examine_fit(7 << 30, "cuda").state is State.OK
     line = machine.examine_fit(9 << 30, "cuda")
     assert (line.state, "free on cuda" in line.figure) == (State.FAIL, True)
+    line = machine.examine_fit(15 << 30, "cuda", tensor_parallel=2)
+    assert (line.state, "needed on each of 2" in line.figure) == (State.OK, True)
+    assert machine.examine_fit(17 << 30, "cuda", tensor_parallel=2).state is State.FAIL
 
 
 def test_a_device_without_a_number_is_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
