@@ -14,7 +14,8 @@ MAX_PROGRAM_CHARS = 65_536
 """Most characters of a program; a longer one is wrong without being read."""
 MAX_CALL_CHARS = 8 * MAX_PROGRAM_CHARS
 """Most characters of a call: JSON needs at most six per character."""
-_FENCE = re.compile(r"^[ \t]*```[ \t]*([A-Za-z0-9_+-]*)[ \t]*\r?$", re.MULTILINE)
+# Possessive, so that a run of blanks takes linear time: a search holds Python's lock.
+_FENCE = re.compile(r"^[ \t]*+```[ \t]*+([A-Za-z0-9_+-]*+)[ \t]*+\r?$", re.MULTILINE)
 
 
 def last_block(completion: str, languages: frozenset[str]) -> str | None:

@@ -1,6 +1,7 @@
 """Programs and predicted outputs: right, malformed, and undecided answers."""
 
 import json
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -256,6 +257,17 @@ def test_verifier_is_of_the_python_that_runs_programs() -> None:
 )
 def test_program_is_the_last_closed_block(completion: str, block: str | None) -> None:
     assert last_block(completion, code.LANGUAGES) == block
+
+
+BLANKS = " " * 500_000
+
+
+@pytest.mark.parametrize("long", [f"{BLANKS}!", f"```{BLANKS}!", f"{BLANKS}```py{BLANKS}!"])
+def test_blanks_around_a_fence_take_no_time(long: str) -> None:
+    begun_s = time.process_time()
+    assert last_block(f"```\nx\n```\n{long}", code.LANGUAGES) == "x\n"
+    assert code.right_completion(problem(gold=long)) == f"```python\n{long}\n```"
+    assert time.process_time() - begun_s < 0.2
 
 
 @given(st.text(alphabet="`\npython x", max_size=40))

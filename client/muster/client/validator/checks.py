@@ -27,7 +27,7 @@ from muster.protocol.errors import ProofError, ValidatorDisturbed
 from muster.protocol.ids import Address
 from muster.protocol.messages import COMMIT_GRACE_S, Reason, Submission, Ticket, Verdict
 from muster.protocol.recipe import Recipe, SamplingRecipe
-from muster.protocol.rollouts import MAX_FILE_BYTES, MAX_ROWS, Rollout
+from muster.protocol.rollouts import MAX_FILE_BYTES, MAX_ROWS, Bounds, Rollout
 from muster.tasks import Graded, Problem, Undecided, verify, verify_all
 from muster.toploc import Calibration
 from muster.toploc.sequential_test import MOST_FLIPS, Conduct, Flip, history_of
@@ -137,7 +137,9 @@ def unreadable(detail: str) -> FailedCheck:
 def check_form(
     rows: Sequence[Rollout], submission: Submission, recipe: Recipe, engine: InferenceEngine
 ) -> FailedCheck | None:
-    """2. Rows in order, token ids in range, proofs whole and canonical, no group missing."""
+    """2. Rows in order and none far too long, token ids in range, proofs whole and canonical, no
+    group missing.
+    """
     sampling = recipe.sampling
     expected = sampling.problems_per_submission * sampling.samples_per_problem
     if len(rows) != submission.rollouts:
@@ -146,7 +148,14 @@ def check_form(
         )
     if len(rows) > expected or len(rows) % sampling.samples_per_problem:
         return _rejected(Reason.SCHEMA, f"{len(rows)} rows, the recipe asks for {expected}")
+    longest = Bounds.of(recipe).completion_tokens
     for number, row in enumerate(rows):
+        # A file's headers bound the mean only: one row could hold the tokens of all.
+        if len(row.completion_tokens) > longest:
+            return _rejected(
+                Reason.SCHEMA,
+                f"row {number} has {len(row.completion_tokens)} tokens, allowed are {longest}",
+            )
         if finding := _check_row(number, row, recipe, engine):
             return finding
     if len(rows) < expected:

@@ -338,6 +338,9 @@ def resized(number: int, tokens: tuple[int, ...]) -> list[Rollout]:
     return changed(number, completion_tokens=tokens, proofs=fitting, task_reward=reward)
 
 
+MOST_TOKENS = 2 * RULES.recipe.sampling.max_new_tokens + 256
+
+
 @pytest.mark.parametrize(
     "tokens",
     [
@@ -348,10 +351,19 @@ def resized(number: int, tokens: tuple[int, ...]) -> list[Rollout]:
         pytest.param((1, EOS, EOS), id="EOS twice"),
         pytest.param((1,) * 7, id="past the limit"),
         pytest.param((1,) * 6 + (EOS,), id="EOS past the limit"),
+        pytest.param((1,) * MOST_TOKENS, id="as long as check 2 allows"),
     ],
 )
 def test_completion_that_ends_wrongly_is_fraud(tokens: tuple[int, ...]) -> None:
     assert_found(judge(resized(0, tokens)), Verdict.FRAUD, Reason.WRONG_TERMINATION)
+
+
+def test_row_that_is_far_too_long_fails_the_schema_before_it_is_graded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registry, "installed_verifiers", lambda: {})
+    rows = resized(0, (1,) * (MOST_TOKENS + 1))
+    assert_found(judge(rows), Verdict.REJECTED, Reason.SCHEMA)
 
 
 # 6 and 7
