@@ -39,6 +39,9 @@ TRUST_TIMEOUT_S = 10.0
 """Deadline of the chain's answer about one version, in seconds."""
 RECHECK_S = 15.0
 """Seconds between two comparisons of the held versions' roots with the chain."""
+WITHDRAWN_S = 600.0
+"""Seconds for which the chain must lack a held version until it is removed. A node behind the
+endpoint may lag, and after a reorganisation the trainer anchors the same root again."""
 MAX_PAUSE_S = 5.0
 """Longest pause before an upstream or version that failed is tried again."""
 MOST_GROWTH = 64
@@ -67,7 +70,7 @@ class Relay:
         rng: Random | None = None,
     ) -> None:
         """`poll_s` is the shortest pause between two requests to an upstream or the chain. Without
-        an upstream the relay mirrors nothing; it only drops versions that the chain withdraws.
+        an upstream the relay mirrors nothing; it only drops versions that are not the chain's.
         """
         self._store = store
         self._run_id = run_id
@@ -85,6 +88,8 @@ class Relay:
         self._retry_at: dict[PolicyVersion, float] = {}
         self._failures: dict[PolicyVersion, int] = {}
         self._wanted: dict[PolicyVersion, float] = {}
+        self._lacked_since: dict[PolicyVersion, float] = {}
+        """Since when the chain has named no root of a held version."""
         self._news = asyncio.Event()
 
     async def run(self) -> None:
@@ -115,10 +120,12 @@ class Relay:
         self._news.set()
 
     async def recheck(self) -> None:
-        """Remove held versions whose root differs from the chain's; none if the chain does not
-        answer.
+        """Remove held versions of which the chain has another root, or has had none for
+        WITHDRAWN_S; none if it does not answer. Clients check what is held meanwhile.
         """
-        for version in self._store.stored_versions(self._run_id):
+        held = self._store.stored_versions(self._run_id)
+        self._lacked_since = {v: at_s for v, at_s in self._lacked_since.items() if v in held}
+        for version in held:
             try:
                 trusted = await self._ask_chain(version)
             except (MusterError, TimeoutError) as error:
@@ -129,12 +136,14 @@ class Relay:
                 await in_thread(self._store.remove, self._run_id, version)
 
     def _is_still_trusted(self, version: PolicyVersion, trusted: TrustedRoot | None) -> bool:
+        if trusted is None:
+            now_s = asyncio.get_running_loop().time()
+            return now_s - self._lacked_since.setdefault(version, now_s) < WITHDRAWN_S
+        self._lacked_since.pop(version, None)
         data = self._store.manifest_bytes(self._run_id, version)
         signature = self._store.signature(self._run_id, version)
         if data is None or signature is None:
             return True  # damaged or removed: it is not offered anyway
-        if trusted is None:
-            return False
         if trusted.manifest_root is not None:
             return keccak(data) == trusted.manifest_root
         try:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from random import Random
@@ -19,7 +20,7 @@ from muster.shardcast import ChunkStore, Relay, TrustedRoot
 from muster.shardcast.adapter import CONFIG_NAME
 from muster.shardcast.chunks import VerifyingSink
 from muster.shardcast.download import RelayFault, ShardClient
-from muster.shardcast.relay import MAX_PAUSE_S
+from muster.shardcast.relay import MAX_PAUSE_S, WITHDRAWN_S
 
 HONEST, LIAR = "http://honest", "http://liar"
 FILES = {"w": Random(1).randbytes(5000)}
@@ -81,8 +82,8 @@ class Mirror:
         self.store = ChunkStore(folder / "store")
         self.asked: list[tuple[float, PolicyVersion]] = []
         """When the chain was asked for which version."""
-        self.known_from_s = 0.0
-        """When the chain learns of the origin's versions."""
+        self.unknown_s = (0.0, 0.0)
+        """From when until when the chain knows no version."""
         self.upstreams = Upstreams(self.origin, listings)
         self.relay = Relay(list(listings), self.store, run_id=RUN, trust=self._trust, rng=Random(1))
         self.relay._client.close()
@@ -92,7 +93,7 @@ class Mirror:
         now_s = asyncio.get_running_loop().time()
         self.asked.append((now_s, version))
         await asyncio.sleep(QUERY_S)
-        if now_s < self.known_from_s:
+        if self.unknown_s[0] <= now_s < self.unknown_s[1]:
             return None
         data = self.origin.manifest_bytes(run_id, version)
         return TrustedRoot(keccak(data), None, DOMAIN) if data else None
@@ -189,11 +190,53 @@ def test_parent_that_the_chain_does_not_have_is_asked_for_ever_more_rarely(tmp_p
 
 def test_version_ahead_of_the_chain_is_mirrored_once_the_chain_knows_it(tmp_path: Path) -> None:
     mirror = Mirror(tmp_path, {HONEST: listing(1)})
-    mirror.known_from_s = 20.0
+    known_from_s = 20.0
+    mirror.unknown_s = (0.0, known_from_s)
     publish(mirror.origin, 1)
-    mirror.run(mirror.known_from_s + 2 * MAX_PAUSE_S)
+    mirror.run(known_from_s + 2 * MAX_PAUSE_S)
     assert mirror.store.versions(RUN) == [1]
-    assert mirror.asked[0][0] < mirror.known_from_s
+    assert mirror.asked[0][0] < known_from_s
+
+
+@pytest.mark.parametrize(("lacked_s", "held"), [(WITHDRAWN_S, [2, 1]), (2 * WITHDRAWN_S, [])])
+def test_versions_go_once_the_chain_has_lacked_them_for_minutes(
+    tmp_path: Path, lacked_s: float, held: list[int]
+) -> None:
+    mirror = Mirror(tmp_path, {HONEST: listing(2, 1)})
+    for version in (1, 2):
+        publish(mirror.origin, version)
+    mirror.unknown_s = (100.0, math.inf)
+    mirror.run(100.0 + lacked_s)
+    assert mirror.store.versions(RUN) == held
+
+
+def test_version_that_the_chain_lacks_now_and_then_stays(tmp_path: Path) -> None:
+    store = ChunkStore(tmp_path / "store")
+    publish(store, 1)
+    data = store.manifest_bytes(RUN, PolicyVersion(1)) or b""
+    answers = itertools.cycle([None, None, TrustedRoot(keccak(data), None, DOMAIN)])
+
+    async def trust(_run_id: RunId, _version: PolicyVersion) -> TrustedRoot | None:
+        return next(answers)
+
+    async def main() -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(3 * WITHDRAWN_S):
+                await Relay([], store, run_id=RUN, trust=trust).run()
+
+    run_virtual(main)
+    assert store.versions(RUN) == [1]
+
+
+def test_version_of_which_the_chain_has_another_root_goes_at_once(tmp_path: Path) -> None:
+    store = ChunkStore(tmp_path / "store")
+    publish(store, 1)
+
+    async def trust(_run_id: RunId, _version: PolicyVersion) -> TrustedRoot | None:
+        return TrustedRoot(keccak(b"another manifest"), None, DOMAIN)
+
+    asyncio.run(Relay([], store, run_id=RUN, trust=trust).recheck())
+    assert store.stored_versions(RUN) == []
 
 
 def test_upstream_that_is_down_for_hours_is_asked_again(tmp_path: Path) -> None:
