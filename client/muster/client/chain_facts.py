@@ -13,7 +13,7 @@ from muster.chain import ChainView, CourtTerms, Event, LeasedWork, WorkerStatus
 from muster.client.tickets import KnownPolicy, TicketTerms
 from muster.lifecycle import uptime_s
 from muster.protocol.eip712 import Domain
-from muster.protocol.ids import Address, PolicyVersion, RunId
+from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
 
 if TYPE_CHECKING:
     from muster.api import BatchEntry
@@ -86,6 +86,14 @@ def entry_of(work: LeasedWork, committed_at: int) -> BatchEntry:
         ticket_signature=work.ticket_signature,
         received_at=committed_at,
     )
+
+
+def ruled_in(view: ChainView, case_id: Hash32) -> int | None:
+    """Return the ruling, as a number, that a jury put in the place of what was recorded; None when
+    there is no such case, or it did not.
+    """
+    case = view.cases.get(case_id)
+    return case.ruling if case is not None and case.overturned else None
 
 
 def ticket_terms(

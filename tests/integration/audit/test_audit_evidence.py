@@ -26,11 +26,12 @@ from client_network import (
 from muster.api import BatchChecking, OrchestratorApi
 from muster.app.cli import muster
 from muster.app.demo.adversary import ForgedReward
-from muster.chain import BatchView
+from muster.chain import BatchView, CaseStatus, CaseView
 from muster.client.audit.contradictions import Check, Kind
 from muster.client.audit.evidence import EvidenceFolders
 from muster.client.audit.history import ChainHistory, HistorySource, read
 from muster.client.audit.ledger import PackedRecords
+from muster.client.audit.money import Doubts
 from muster.client.audit.outcome_table import tabulate
 from muster.client.audit.reexecution import HOW_MACHINE, Copies, draw, rerun_verdicts
 from muster.client.chain_facts import OutcomePlace
@@ -38,7 +39,8 @@ from muster.client.validator.records import counted_before, is_drawn
 from muster.protocol.checking import Checking
 from muster.protocol.eip712 import Domain, digest, sign
 from muster.protocol.ids import PolicyVersion, RunId
-from muster.protocol.messages import OutcomeRecord, Reason, Verdict
+from muster.protocol.jury import Ruling
+from muster.protocol.messages import OutcomeRecord, Reason, Verdict, pack_records
 from muster.toploc.sequential_test import HistoryLimits, WorkerHistory
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("hash_engine")]
@@ -321,20 +323,115 @@ async def rejudged(history: ChainHistory, folder: Path, engine: Any = None) -> C
     return check
 
 
+def recorded_as(batch: BatchView, place: int, record: OutcomeRecord) -> None:
+    records = [record if n == place else r for n, r in enumerate(batch.records or ())]
+    batch.records = PackedRecords(pack_records(records))  # type: ignore[assignment]
+
+
 async def test_a_verdict_that_the_evidence_does_not_give_is_contradicted(
     judged: Network, tmp_path: Path
 ) -> None:
     """Validators collude: the recorded outcome contradicts the file."""
     history = await history_of(judged)
     batch = next(b for b in history.ledger.batches.values() if b.records)
-    records = list(batch.records or ())
-    lie = replace(records[0], units=records[0].units - 1)
-    lied = b"".join(record.to_bytes() for record in [lie, *records[1:]])
-    batch.records = PackedRecords(lied)  # type: ignore[assignment]
+    record = (batch.records or ())[0]
+    lie = replace(record, units=record.units - 1)
+    recorded_as(batch, 0, lie)
     check = await rejudged(history, copy_of(judged, tmp_path))
     (found,) = check.contradictions
     assert (found.kind, found.batch_id, found.position) == (Kind.VERDICT_WRONG, batch.batch_id, 0)
     assert f"units: {lie.units}, recomputed {lie.units + 1}" in found.detail
+
+
+def overturned(history: ChainHistory, batch: BatchView, place: int, ruling: Ruling) -> CaseView:
+    """Have a jury replace an outcome by a ruling."""
+    record = (batch.records or ())[place]
+    recorded = Ruling(record.verdict, record.reason).number
+    leaf, worker = record.leaf(batch.batch_id, place), WORKERS[0].address
+    case = CaseView(leaf, 1, RunId(1), batch.batch_id, place, worker, recorded, 9, 7, 100, "0xo")
+    case.status, case.ruling = CaseStatus.OVERTURNED, ruling.number
+    history.ledger.cases[leaf] = case
+    return case
+
+
+def found_as(history: ChainHistory, verdict: Verdict) -> tuple[BatchView, int]:
+    """A place whose record has this verdict."""
+    return next(
+        (batch, place)
+        for batch in history.ledger.batches.values()
+        for place, record in enumerate(batch.records or ())
+        if record.verdict is verdict
+    )
+
+
+@pytest.mark.parametrize("reason", [Reason.SCHEMA, Reason.SAMPLER_DRIFT, Reason.FILE_UNAVAILABLE])
+async def test_honest_work_that_a_jury_accepted_agrees_with_what_stands(
+    judged: Network, tmp_path: Path, reason: Reason
+) -> None:
+    """Validators rejected it, for whatever reason; the record is only a note."""
+    history = await history_of(judged)
+    batch, place = found_as(history, Verdict.ACCEPTED)
+    wrong = replace((batch.records or ())[place], verdict=Verdict.REJECTED, reason=reason)
+    recorded_as(batch, place, wrong)
+    overturned(history, batch, place, Ruling(Verdict.ACCEPTED, Reason.NONE))
+    check = await rejudged(history, copy_of(judged, tmp_path))
+    assert (check.contradictions, check.not_rerun) == ((), ())
+    name = f"{batch.batch_id}:{place}"
+    assert check.notes == (
+        f"{name}: recorded was rejected for {reason.name.lower()}, a jury ruled accepted, as the "
+        "evidence gives",
+    )
+    assert Doubts.of([check]).wrong == frozenset()
+
+
+async def test_a_jury_s_acceptance_cannot_be_run_again_without_the_file(
+    judged: Network, tmp_path: Path
+) -> None:
+    """The record that it replaced was one that needs no file."""
+    history = await history_of(judged)
+    batch, place = found_as(history, Verdict.ACCEPTED)
+    record = (batch.records or ())[place]
+    recorded_as(batch, place, replace(record, verdict=Verdict.REJECTED, reason=Reason.LATE))
+    overturned(history, batch, place, Ruling(Verdict.ACCEPTED, Reason.NONE))
+    folder = copy_of(judged, tmp_path)
+    withhold(folder, record)
+    check = await rejudged(history, folder)
+    assert check.contradictions == ()
+    assert [(each.batch_id, each.position) for each in check.not_rerun] == [(batch.batch_id, place)]
+
+
+async def test_a_jury_that_accepted_a_fraud_is_contradicted_and_its_payment_unearned(
+    judged: Network, tmp_path: Path
+) -> None:
+    history = await history_of(judged)
+    batch, place = found_as(history, Verdict.FRAUD)
+    overturned(history, batch, place, Ruling(Verdict.ACCEPTED, Reason.NONE))
+    check = await rejudged(history, copy_of(judged, tmp_path))
+    (found,) = check.contradictions
+    assert (found.kind, found.batch_id) == (Kind.VERDICT_WRONG, batch.batch_id)
+    assert "a jury ruled accepted, recomputed fraud for wrong_reward" in found.detail
+    assert Doubts.of([check]).wrong == {OutcomePlace(batch.batch_id, place)}
+
+
+@pytest.mark.parametrize(
+    ("ruling", "agrees"),
+    [
+        (Ruling(Verdict.FRAUD, Reason.WRONG_REWARD), True),
+        (Ruling(Verdict.FRAUD, Reason.WRONG_SEED), True),
+        (Ruling(Verdict.FRAUD, Reason.SAMPLER_MISMATCH), False),
+        (Ruling(Verdict.REJECTED, Reason.WRONG_REWARD), False),
+    ],
+)
+async def test_a_jury_is_compared_by_the_consequences_of_its_ruling(
+    judged: Network, tmp_path: Path, ruling: Ruling, agrees: bool
+) -> None:
+    history = await history_of(judged)
+    batch, place = found_as(history, Verdict.FRAUD)
+    record = (batch.records or ())[place]
+    recorded_as(batch, place, replace(record, verdict=Verdict.ACCEPTED, reason=Reason.NONE))
+    overturned(history, batch, place, ruling)
+    check = await rejudged(history, copy_of(judged, tmp_path))
+    assert [found.kind for found in check.contradictions] == [Kind.VERDICT_WRONG] * (not agrees)
 
 
 @pytest.mark.parametrize("is_drifting", [False, True])
@@ -350,10 +447,9 @@ async def test_a_verdict_by_history_is_run_again_with_the_worker_s_other_files(
         for place, record in enumerate(batch.records or ())
         if record.verdict is Verdict.ACCEPTED and is_drawn(batch, place)
     )
-    records = list(batch.records or ())
-    struck = replace(records[place], verdict=Verdict.REJECTED, reason=Reason.SAMPLER_DRIFT)
-    lied = [struck if n == place else record for n, record in enumerate(records)]
-    batch.records = PackedRecords(b"".join(r.to_bytes() for r in lied))  # type: ignore[assignment]
+    record = (batch.records or ())[place]
+    struck = replace(record, verdict=Verdict.REJECTED, reason=Reason.SAMPLER_DRIFT)
+    recorded_as(batch, place, struck)
     counted = counted_before(
         ledger.batches, ledger.runs[RunId(1)], OutcomePlace(batch.batch_id, place)
     )

@@ -119,7 +119,7 @@ class Kind(Enum):
     SOURCE_DISAGREES = "every honest source shows the same blocks"
     HISTORY_REWRITTEN = "a final block stays in the chain"
     EVIDENCE_ALTERED = "evidence has the hashes that were committed and pinned on chain"
-    VERDICT_WRONG = "the same checks on the same evidence give the recorded outcome"
+    VERDICT_WRONG = "the same checks on the same evidence give the outcome that stands"
     LINEAGE = (
         "every version's manifest is the one on chain and continues the training stream "
         "where the version before it ended"

@@ -4,7 +4,8 @@
 2. find: submissions and tickets, the file, the pinned documents, the policy; each is compared with
    its hash on chain: another hash is a contradiction; without the file nothing can be run again
 3. judge: with the validator's own checks, on the chain's state when the batch was committed
-4. compare with the recorded outcome, field by field: it agrees or it contradicts
+4. compare with what stands: with the recorded outcome, field by field, or with a jury's ruling, by
+   its consequences; it agrees or it contradicts
 5. prove: the proofs of checking of those who signed accepted outcomes must come from the same
    hidden states
 """
@@ -33,8 +34,14 @@ from muster.client.audit.contradictions import (
 from muster.client.audit.evidence import EvidenceFolders
 from muster.client.audit.history import ChainHistory
 from muster.client.audit.outcome_table import OutcomeTable, tabulate
-from muster.client.chain_facts import OutcomePlace
-from muster.client.disputes.bundle_checks import CheckAnswer, check_verdict, check_weights
+from muster.client.chain_facts import OutcomePlace, ruled_in
+from muster.client.disputes.bundle_checks import (
+    CheckAnswer,
+    check_verdict,
+    check_weights,
+    reason_of,
+)
+from muster.client.disputes.cases import ruling_words
 from muster.client.disputes.rerun import Rerun, claim_at, measure_conduct, recompute, slots_of
 from muster.client.run_documents import require_consistent
 from muster.client.validator.checking_proofs import (
@@ -58,6 +65,7 @@ from muster.protocol.errors import (
     PolicyUnavailable,
 )
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
+from muster.protocol.jury import Ruling, summons_of
 from muster.protocol.merkle import batch_root
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
 from muster.protocol.reasons import NOT_OF_ONE_FILE
@@ -120,7 +128,7 @@ async def rerun_verdicts(
     *,
     progress: Progress | None = None,
 ) -> list[Check]:
-    """Return whether the same checks on the same evidence give the recorded outcomes, and, with
+    """Return whether the same checks on the same evidence give the outcomes that stand, and, with
     proofs of checking, whether the signers had recomputed them.
     """
     async with AsyncExitStack() as stack:
@@ -143,20 +151,24 @@ async def rerun_verdicts(
                 not_rerun.append(result)
             if progress is not None:
                 progress(done, len(rows), judge.describe(row, result))
-    verdicts = _sum_up(len(rows), contradicted, found, not_rerun)
+    verdicts = _sum_up(len(rows), contradicted, found, not_rerun, judge.notes)
     proofs = judge.proofs.check()
     return [verdicts] if proofs is None else [verdicts, proofs]
 
 
 def _sum_up(
-    count: int, contradicted: int, found: list[Contradiction], not_rerun: list[NotRerun]
+    count: int,
+    contradicted: int,
+    found: list[Contradiction],
+    not_rerun: list[NotRerun],
+    notes: list[str],
 ) -> Check:
     """Return the check of `count` outcomes; it also fails when none could be run again."""
     agreed = count - contradicted - len(not_rerun)
     figures = f"{agreed} of {count} outcomes agree, {contradicted} contradict"
     if not_rerun:
         figures += f", {len(not_rerun)} cannot be run again"
-    check = summarise("verdicts are what the evidence gives", found, figures)
+    check = summarise("verdicts are what the evidence gives", found, figures, notes=notes)
     nothing_ran = len(not_rerun) == count
     return replace(
         check,
@@ -181,6 +193,8 @@ class Rejudge:
     ) -> None:
         self.table = tabulate(history.ledger)
         self.proofs = CheckingProofs(run, history.domain, copies.store, copies.orchestrator)
+        self.notes: list[str] = []
+        """Records that a jury replaced, as their evidence confirms."""
         self._history, self._run = history, run
         self._copies, self._engine, self._folder = copies, engine, folder
         self._decoder = decoder
@@ -192,7 +206,7 @@ class Rejudge:
     def describe(self, row: int, result: Contradiction | NotRerun | None) -> str:
         """Return the line about an outcome's result."""
         batch, position = self.table.place(row)
-        verdict = self.table.record(row).verdict.name.lower()
+        verdict = Verdict(int(self.table.verdict_N[row])).name.lower()
         if isinstance(result, NotRerun):
             word = f"cannot be run again: {result.why}"
         else:
@@ -203,11 +217,12 @@ class Rejudge:
         """Return what contradicts an outcome, or why it cannot be run again; None if it agrees."""
         batch, position = self.table.place(row)
         record = self.table.record(row)
-        if record.reason in NOT_OF_ONE_FILE and record.reason is not Reason.SAMPLER_DRIFT:
-            why = NOT_OF_ONE_FILE[record.reason]
-            return NotRerun(batch.batch_id, position, why, HOW_NONE)
+        ruling = self._ruling(batch, position)
+        reason = reason_of(record, ruling)
+        if reason in NOT_OF_ONE_FILE and reason is not Reason.SAMPLER_DRIFT:
+            return NotRerun(batch.batch_id, position, NOT_OF_ONE_FILE[reason], HOW_NONE)
         try:
-            entries, data = self._evidence(batch, record)
+            entries, data = self._evidence(batch, record.file_hash, reason)
             self._rules = self._rules or self._read_rules()
             # Compare a second time before accusing.
             problems, again = await self._compare(batch, position, entries, data)
@@ -220,9 +235,32 @@ class Rejudge:
             return at_outcomes(batch, Kind.EVIDENCE_ALTERED, str(error), position)
         except EngineError as error:
             return NotRerun(batch.batch_id, position, str(error), HOW_MACHINE)
-        return at_outcomes(batch, Kind.VERDICT_WRONG, problems, position) if problems else None
+        if problems:
+            return at_outcomes(batch, Kind.VERDICT_WRONG, problems, position)
+        recorded = Ruling(record.verdict, record.reason)
+        if ruling is not None and ruling != recorded.number:
+            self.notes.append(
+                f"{batch.batch_id}:{position}: recorded was {recorded}, a jury ruled "
+                f"{ruling_words(ruling)}, as the evidence gives"
+            )
+        return None
 
-    def _evidence(self, batch: BatchView, record: OutcomeRecord) -> tuple[list[BatchEntry], bytes]:
+    def _ruling(self, batch: BatchView, position: int) -> int | None:
+        """Return the ruling of a jury that stands, as a number; None when validators' record
+        does.
+        """
+        assert batch.records is not None  # a row is of a judged batch
+        leaf = batch.records[position].leaf(batch.batch_id, position)
+        ruling = ruled_in(self._history.ledger, leaf)
+        summoned = ruled_in(self._history.ledger, summons_of(batch.batch_id))
+        return summoned if ruling is None else ruling
+
+    def _evidence(
+        self, batch: BatchView, named: Hash32, reason: Reason
+    ) -> tuple[list[BatchEntry], bytes]:
+        """Return a batch's submissions and the file of that hash; empty for a reason that needs
+        none and a file that is not in the evidence.
+        """
         entries = self._copies.store.entries(batch)
         if entries is None:
             what = f"the submissions of batch {batch.batch_id} are not in the evidence"
@@ -231,14 +269,14 @@ class Rejudge:
             raise EncodingError(
                 f"the submissions shown are not those that batch {batch.batch_id} was committed for"
             )
-        name = hex0x(record.file_hash)
-        data = self._copies.store.submission_file(record.file_hash)
-        if data is None and record.reason.check == 1:  # needs no file
+        data = self._copies.store.submission_file(named)
+        if data is None and reason.check == 1:
             data = b""
         elif data is None:
-            raise Missing(f"the file {name} is not in the evidence", HOW_FILES)
-        elif file_hash(data) != record.file_hash:
-            raise EncodingError(f"the file kept as {name} has the hash {hex0x(file_hash(data))}")
+            raise Missing(f"the file {hex0x(named)} is not in the evidence", HOW_FILES)
+        elif file_hash(data) != named:
+            found = hex0x(file_hash(data))
+            raise EncodingError(f"the file kept as {hex0x(named)} has the hash {found}")
         return entries, data
 
     def _read_rules(self) -> Rules:
@@ -300,7 +338,7 @@ class Rejudge:
     async def _compare(
         self, batch: BatchView, position: int, entries: Sequence[BatchEntry], data: bytes
     ) -> tuple[str, Rerun]:
-        """Return the differences between the recorded outcome and the recomputed one, and the
+        """Return the differences between the outcome that stands and the recomputed one, and the
         recomputed one.
         """
         assert self._rules is not None  # read by the caller
@@ -311,10 +349,11 @@ class Rejudge:
         record = batch.records[position]
         await self._load(record.policy_version)
         again = await recompute(claim, data, self._rules, self._engine, self._decoder, seats)
-        has_history = record.reason is Reason.SAMPLER_DRIFT
+        ruling = self._ruling(batch, position)
+        has_history = Reason.SAMPLER_DRIFT in (record.reason, reason_of(record, ruling))
         if has_history and again.record.verdict is Verdict.ACCEPTED:
             again = await self._with_history(OutcomePlace(batch.batch_id, position), again)
-        checks = check_verdict(record, again, has_history=has_history)
+        checks = check_verdict(record, again, ruling=ruling, has_history=has_history)
         wrong = [f"{c.name}: {c.detail}" for c in checks if c.answer is CheckAnswer.CONTRADICT]
         return "; ".join(wrong), again
 

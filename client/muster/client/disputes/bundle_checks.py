@@ -11,6 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from muster.chain.conversion import lenient_reason
 from muster.client.disputes.bundle import (
     CALIBRATION,
     MANIFEST,
@@ -20,13 +21,15 @@ from muster.client.disputes.bundle import (
     ChainFacts,
     Evidence,
 )
+from muster.client.disputes.cases import ruling_words
 from muster.client.tickets import KnownPolicy, TicketTerms
 from muster.protocol.eip712 import Domain, signer_of
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import EncodingError, TaskError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
+from muster.protocol.jury import Ruling, is_same
 from muster.protocol.merkle import batch_root
-from muster.protocol.messages import OutcomeRecord, Outcomes
+from muster.protocol.messages import OutcomeRecord, Outcomes, Reason
 from muster.protocol.reasons import CHECKS, NOT_OF_ONE_FILE, marks_of
 from muster.protocol.set_aside import FILE_NAME
 from muster.tasks import root_of_bytes
@@ -192,14 +195,20 @@ def claim_of(evidence: Evidence, facts: ChainFacts) -> ClaimedWork:
     )
 
 
+def reason_of(recorded: OutcomeRecord, ruling: int | None) -> Reason:
+    """Return the reason that stands: a jury's, if it ruled, else the recorded one."""
+    return recorded.reason if ruling is None else lenient_reason(ruling & 0xFF)
+
+
 def check_verdict(
-    recorded: OutcomeRecord, again: Rerun, *, has_history: bool = False
+    recorded: OutcomeRecord, again: Rerun, *, ruling: int | None = None, has_history: bool = False
 ) -> list[BundleCheck]:
-    """Compare each of the ordered checks, and the whole record, with the verdict. `has_history`
-    tells that the worker's earlier submissions were taken into account.
+    """Compare each of the ordered checks, and the whole record, with the verdict. A jury's `ruling`
+    stands in place of the record; its consequences are compared, as its reason is one juror's.
+    `has_history` tells that the worker's earlier submissions were taken into account.
     """
-    silent = None if has_history else NOT_OF_ONE_FILE.get(recorded.reason)
-    stated = marks_of(recorded.verdict, recorded.reason)
+    silent = None if has_history else NOT_OF_ONE_FILE.get(reason_of(recorded, ruling))
+    stated = marks_of(recorded.verdict, recorded.reason) if ruling is None else "-" * len(CHECKS)
     found = marks_of(again.record.verdict, again.record.reason)
     checks = [
         _compare(f"{n} {name}", mark, ours, silent, _details(n, again))
@@ -207,6 +216,10 @@ def check_verdict(
     ]
     if silent:
         return [*checks, BundleCheck("verdict", CheckAnswer.SILENT, silent)]
+    if ruling is not None:
+        ours = Ruling(again.record.verdict, again.record.reason)
+        detail = f"a jury ruled {ruling_words(ruling)}, recomputed {ours}"
+        return [*checks, _check("verdict", is_same(ruling, ours.number), detail)]
     wrong = [
         f"{field}: {getattr(recorded, field)!s}, recomputed {getattr(again.record, field)!s}"
         for field in OutcomeRecord.__dataclass_fields__
