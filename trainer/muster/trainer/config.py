@@ -67,7 +67,8 @@ class TrainerSettings(Settings):
     site_alive_s: Annotated[float, Field(gt=0, le=3600)] = 10.0
     """Seconds without a sign of life after which a site is left out."""
     site_wait_s: Annotated[float, Field(gt=0, le=604800)] = 3600.0
-    """Deadline in seconds for another site's step or message."""
+    """Deadline in seconds at site 0 for another site's step, and at each site for a message. The
+    others wait for site 0 as long as it gives signs of life."""
     keep_checkpoints: Annotated[int, Field(ge=2, le=1000)] = 2
     """How many checkpoints stay in the state folder; if the newest is damaged, the one before is
     used."""

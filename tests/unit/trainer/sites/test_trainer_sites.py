@@ -538,6 +538,76 @@ def test_store_forgets_rounds(start: Start, monkeypatch: pytest.MonkeyPatch) -> 
     assert {int(key.split("/")[1]) for key in own} == {2, 3, 4}
 
 
+# ------------------------------------------------------------------------ a site that is late
+
+
+def _three(port: int) -> tuple[Meeting, Meeting, Meeting, list[Round]]:
+    """Return the meetings of three sites and their first round.
+
+    Site 1's deadline is a tenth of site 0's, as if it had come so much earlier.
+    """
+
+    def site(number: int) -> Meeting:
+        place = MeetingPlace(
+            number, "127.0.0.1", port, alive_s=0.5, wait_s=0.1 if number == 1 else 1.0
+        )
+        return Meeting(place, expected=3, secret=SECRET)
+
+    # Site 1 does not wait for the store, because its deadline is short.
+    zero = site(0)
+    one, two = site(1), site(2)
+    rounds = _together(zero.gather, lambda: one.ask({}), lambda: two.ask({}))
+    return zero, one, two, rounds
+
+
+def _closed(*meetings: Meeting) -> None:
+    for each in meetings:
+        each.close()
+
+
+def test_site_that_came_early_waits_until_site_0_leaves_the_late_one_out(port: int) -> None:
+    """Site 2 lives and does nothing."""
+    zero, one, two, _ = _three(port)
+    rounds = _together(one.gather, zero.gather)
+    assert [each.members for each in rounds] == [[0, 1], [0, 1]]
+    _closed(zero, one, two)
+
+
+def test_site_that_answered_early_waits_for_site_0_s_decision(port: int) -> None:
+    zero, one, two, (first, second, _) = _three(port)
+    agreed = _together(
+        lambda: one.agree(second, has_all=True), lambda: zero.agree(first, has_all=True)
+    )
+    assert agreed == [False, False]
+    _closed(zero, one, two)
+
+
+def test_site_gives_up_on_a_site_0_that_gives_no_sign_of_life(port: int) -> None:
+    zero, one, two, _ = _three(port)
+    zero.close()
+    with pytest.raises(SiteLost, match=r"site 0 to begin the round failed: .* for 0\.5 s"):
+        one.gather()
+    _closed(one, two)
+
+
+def test_site_that_slept_through_rounds_that_are_forgotten_is_told(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meeting, "REMEMBERED_ROUNDS", 1)
+    zero, one = _sites(start)
+
+    def sleeper() -> None:
+        one.learner.join()
+        one.step(1, [1.0, 2.0])
+        one.meeting.close()
+        left.wait(20)
+        with pytest.raises(SiteLost, match="went on without site 1"):
+            one.step(2, [1.0, 2.0])
+
+    left = threading.Event()
+    _together(lambda: [*(zero.step(n, [1.0, 2.0]) for n in range(1, 6)), left.set()], sleeper)
+
+
 # --------------------------------------------------------------------------------- coming back
 
 

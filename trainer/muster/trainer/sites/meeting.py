@@ -11,8 +11,9 @@ attempt at a training step by a fixed set of sites:
              says whether it counts (`commit`)
 
 Every site sends heartbeats. A site that is silent or late is left out, and the others take the step
-again without it. Every wait has a deadline; every size is bounded, and so is the number of rounds
-before a step begins. Messages go from site to site over gloo and are counted.
+again without it. Site 0 alone decides who is late: the others wait for its decisions as long as it
+sends heartbeats. Every other wait has a deadline; every size is bounded, and so is the number of
+rounds before a step begins. Messages go from site to site over gloo and are counted.
 
 Every value in the store and every message carries a mark for its place: a BLAKE3 hash, keyed with a
 secret that all sites derive from the trainer's key. The place names the session of site 0's store,
@@ -118,7 +119,7 @@ class MeetingPlace:
     alive_s: float = 10.0
     """Seconds without a heartbeat after which a site counts as dead."""
     wait_s: float = 3600.0
-    """Deadline in seconds for other sites' inner steps, and for each message."""
+    """Deadline in seconds at site 0 for the others' inner steps, and at each site for a message."""
 
 
 Question = tuple[str, str]
@@ -279,7 +280,9 @@ class Meeting:
         self._session = ""
         if place.site == 0:
             self._set("session", self._ticket)
-        self._session = str(self._get("session", "site 0 to open the store"))
+            self._session = self._ticket
+        else:
+            self._session = str(self._get("session", "site 0 to open the store"))
         threading.Thread(target=self._beat, args=(beats,), daemon=True).start()
 
     def close(self) -> None:
@@ -335,13 +338,14 @@ class Meeting:
     def _try(self, roll: Roll, newcomers: list[Newcomer]) -> Round | None:
         """Return the round of the sites on the roll; None when another round is needed."""
         number = self._next
+        self._set("round", number)
         self._set(f"here/{number}/0", True)
         sites = [*roll.called, *roll.waiting]
         roll.leave_out(self._wait_for(f"here/{number}", sites, self._place.wait_s))
         joining = [newcomer for newcomer in newcomers if newcomer.site in roll.called]
         round_ = {"members": sorted(roll.called), "waiting": roll.waiting, "newcomers": joining}
         self._set(f"members/{number}", round_)
-        if (begun := self._come()) is not None:
+        if (begun := self._enter(round_)) is not None:
             return begun
         each, conclusion = LINKED
         silent = {s for s in roll.called if self._peek(f"{each}/{number}/{s}") is None}
@@ -407,18 +411,19 @@ class Meeting:
     # --------------------------------------------------------------------- every site
 
     def _come(self) -> Round | None:
-        """Enter the next round; None when not all its sites are connected and another one
-        follows."""
+        """Enter the round to which site 0 calls next; None as for `_enter`."""
+        number = self._next
+        self._set(f"here/{number}/{self._place.site}", True)
+        return self._enter(self._get(f"members/{number}", "site 0 to begin the round", number))
+
+    def _enter(self, value: dict[str, Any]) -> Round | None:
+        """Enter a round; None when not all its sites are connected and another one follows."""
         number, site = self._next, self._place.site
         self._next += 1
-        self._set(f"here/{number}/{site}", True)
-        value = self._get(f"members/{number}", "site 0 to begin the round")
         members: list[int] = value["members"]
         waiting: list[int] = value["waiting"]
         if site not in (*members, *waiting):
-            raise SiteLost(
-                f"the run went on without site {site}", hint="start the site again to rejoin"
-            )
+            raise self._left_behind()
         group = self._link(number, members) if site in members else None
         within_s = LINK_LIVES * self._place.alive_s
         linked = self._ask_all(LINKED, number, members, group is not None, within_s)
@@ -455,11 +460,12 @@ class Meeting:
         """
         each, conclusion = question
         self._set(f"{each}/{number}/{self._place.site}", answer)
-        if self._place.site == 0:
-            missing = self._wait_for(f"{each}/{number}", members, within_s)
-            is_yes = all(self._peek(f"{each}/{number}/{site}") for site in members)
-            self._set(f"{conclusion}/{number}", not missing and is_yes)
-        return bool(self._get(f"{conclusion}/{number}", "site 0's decision"))
+        if self._place.site:
+            return bool(self._get(f"{conclusion}/{number}", "site 0's decision", number))
+        missing = self._wait_for(f"{each}/{number}", members, within_s)
+        is_yes = all(self._peek(f"{each}/{number}/{site}") for site in members)
+        self._set(f"{conclusion}/{number}", not missing and is_yes)
+        return not missing and is_yes
 
     def _mark(self, place: str, data: memoryview) -> bytes:
         return self._seal.mark(f"{self._session}/{place}", data)
@@ -486,15 +492,27 @@ class Meeting:
             return None
         return json.loads(message)
 
-    def _get(self, key: str, awaited: str) -> Any:
-        """Wait for a value and return it; raises SiteLost at the deadline."""
-        until = time.monotonic() + self._place.wait_s
-        with lost_site(awaited):
-            while (value := self._peek(key)) is None:
-                if time.monotonic() > until:
-                    raise RuntimeError(f"no answer for {self._place.wait_s:g} s")
-                time.sleep(POLL_S)
+    def _get(self, key: str, awaited: str, number: int | None = None) -> Any:
+        """Wait for a value of site 0 and return it. Not for site 0.
+
+        Raises SiteLost when site 0 is silent, or has gone on from round `number` without it.
+        """
+        has_gone_on = False
+        while (value := self._peek(key)) is None:
+            if has_gone_on:
+                raise self._left_behind()
+            if self._is_silent(self._session):
+                raise _in_vain(awaited, f"no sign of life for {self._place.alive_s:g} s")
+            # Site 0 sets what belongs to a round before it begins another.
+            has_gone_on = number is not None and (self._peek("round") or 0) > number
+            time.sleep(POLL_S)
         return value
+
+    def _left_behind(self) -> SiteLost:
+        return SiteLost(
+            f"the run went on without site {self._place.site}",
+            hint="start the site again to rejoin",
+        )
 
     def _connect(self, *, is_server: bool) -> TCPStore:
         timeout = timedelta(seconds=self._place.wait_s)
@@ -527,7 +545,11 @@ def lost_site(awaited: str) -> Iterator[None]:
     except RuntimeError as error:
         if isinstance(error, SiteLost):
             raise
-        raise SiteLost(
-            f"waiting for {awaited} failed: {str(error).splitlines()[0]}",
-            hint="read the logs of the other sites; start this site again to rejoin",
-        ) from error
+        raise _in_vain(awaited, str(error).splitlines()[0]) from error
+
+
+def _in_vain(awaited: str, why: str) -> SiteLost:
+    return SiteLost(
+        f"waiting for {awaited} failed: {why}",
+        hint="read the logs of the other sites; start this site again to rejoin",
+    )
