@@ -11,6 +11,7 @@ Unfinished uploads give way, too: the slowest of the machine that has most.
 import asyncio
 import contextlib
 import hashlib
+import logging
 import math
 import secrets
 from collections import Counter, defaultdict
@@ -19,10 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from muster.lifecycle import machine_of
+from muster.lifecycle import machine_of, sync_path
 from muster.protocol.bounds import MAX_FILE_BYTES
 from muster.protocol.errors import MusterError, StorageError
 from muster.protocol.ids import Address, Hash32
+
+logger = logging.getLogger(__name__)
 
 MAX_WORK_BYTES = 64 << 10
 """Most bytes of the document that proves a submission."""
@@ -107,6 +110,8 @@ class FileRoom:
         kept.sort(key=lambda path: path.stat().st_mtime)
         self._sizes = {path: path.stat().st_size for path in kept}
         """Sizes by file, the oldest first."""
+        self._unread = {path for path in kept if path.parent == self._files}
+        """Files that an earlier process kept: the disk may have lost some of their bytes."""
         self._held = sum(self._sizes.values())
 
     def used_bytes(self) -> int:
@@ -118,11 +123,27 @@ class FileRoom:
         path = self._path(kind, name)
         return path if path in self._sizes else None
 
+    async def find_whole(self, kind: str, name: Hash32) -> Path | None:
+        """Return what `find` does, but read a file before its first use in this process, and
+        delete it if it is damaged: then it can be uploaded again.
+        """
+        path = self.find(kind, name)
+        if path is None or path not in self._unread:
+            return path
+        digest = await asyncio.to_thread(_digest_of, path)
+        if path in self._unread:
+            self._unread.discard(path)
+            if digest != name:
+                logger.error("file of the room was corrupt", extra={"file": path.name})
+                self._delete(path)
+        return self.find(kind, name)
+
     async def take(
         self, kind: str, name: Hash32, parts: AsyncIterator[bytes], address: str
     ) -> None:
         """Receive a file or proofs; raises RoomRefusal, and keeps nothing, when the upload is
-        unwanted, too large, displaced by another, or does not match its name.
+        unwanted, too large, displaced by another, or does not match its name. What it kept
+        survives a power failure.
         """
         is_file = kind == "files"
         path = self._path(kind, name)
@@ -134,7 +155,7 @@ class FileRoom:
                 "the chain has no such work with a bond",
                 hint="submit it directly, or open a dispute, then try again after some blocks",
             )
-        if is_file and path in self._sizes:
+        if is_file and await self.find_whole(kind, name):
             return
         partial = path.with_name(_PARTIAL + secrets.token_hex(8))
         async with self._turn(machine_of(address), worker) as upload:
@@ -148,7 +169,9 @@ class FileRoom:
                 ):
                     message = f"these are no proofs of that work: {fault}"
                     raise RoomRefusal(422, "not_proven", message)
+                await asyncio.to_thread(sync_path, partial)
                 self._keep(partial, path, upload)
+                await asyncio.to_thread(sync_path, path.parent)
             except OSError as error:
                 raise StorageError(
                     f"the room cannot keep it: {error.strerror}", hint="check the relay's disk"
@@ -215,6 +238,7 @@ class FileRoom:
         partial.replace(path)
         self._held += upload.size - self._sizes.pop(path, 0)
         self._sizes[path] = upload.size
+        self._unread.discard(path)
 
     def _make_room(self, upload: _Upload) -> None:
         """Delete files no longer named by the chain, then end slower uploads, until what has
@@ -269,6 +293,7 @@ class FileRoom:
     def _delete(self, path: Path) -> None:
         path.unlink(missing_ok=True)
         self._held -= self._sizes.pop(path)
+        self._unread.discard(path)
 
     def _worker_of(self, path: Path) -> Address | None:
         name = Hash32(bytes.fromhex(path.name))
@@ -278,3 +303,12 @@ class FileRoom:
 
     def _path(self, kind: str, name: Hash32) -> Path:
         return (self._files if kind == "files" else self._work) / name.hex()
+
+
+def _digest_of(path: Path) -> bytes:
+    """Return a file's SHA-256; none if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").digest()
+    except OSError:
+        return b""

@@ -277,7 +277,7 @@ class ShardServer:
     async def _of_room(
         self, request: web.BaseRequest, room: FileRoom, kind: str, name: Hash32
     ) -> web.StreamResponse:
-        path = room.find(kind, name)
+        path = await room.find_whole(kind, name)
         try:
             file = path.open("rb", buffering=0) if path else None
         except OSError:

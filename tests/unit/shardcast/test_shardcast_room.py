@@ -281,6 +281,59 @@ async def test_room_remembers_what_it_holds_and_forgets_what_was_half_received(
     assert not (tmp_path / "room" / "files" / "partial-1").exists()
 
 
+@pytest.mark.parametrize("damaged", [b"", b"a" * 399, b"b" * 400])
+async def test_file_that_a_power_failure_damaged_is_not_served_and_taken_again(
+    store: ChunkStore, room: FileRoom, named: Named, tmp_path: Path, damaged: bytes
+) -> None:
+    data = b"a" * 400
+    named.name(data)
+    await take(room, data)
+    kept = tmp_path / "room" / "files" / name_of(data).hex()
+    kept.write_bytes(damaged)
+    again = FileRoom(tmp_path / "room", max_bytes=1000, admission=named)
+    async with serving(store, room=again) as http:
+        assert (await http.get(path_of(data))).status_code == 404
+        assert (await http.put(path_of(data), content=data)).status_code == 201
+        assert (await http.get(path_of(data))).content == data
+    assert again.used_bytes() == 400
+
+
+async def test_upload_repairs_a_damaged_file_that_nobody_has_asked_for(
+    room: FileRoom, named: Named, tmp_path: Path
+) -> None:
+    data = b"a" * 400
+    named.name(data)
+    await take(room, data)
+    kept = tmp_path / "room" / "files" / name_of(data).hex()
+    kept.write_bytes(b"a")
+    again = FileRoom(tmp_path / "room", max_bytes=1000, admission=named)
+    await take(again, data)
+    assert (kept.read_bytes(), again.used_bytes()) == (data, 400)
+
+
+async def test_file_that_was_not_damaged_is_kept_and_served(
+    store: ChunkStore, room: FileRoom, named: Named, tmp_path: Path
+) -> None:
+    data = b"a" * 400
+    named.name(data)
+    await take(room, data)
+    again = FileRoom(tmp_path / "room", max_bytes=1000, admission=named)
+    async with serving(store, room=again) as http:
+        both = await asyncio.gather(*(http.get(path_of(data)) for _ in range(2)))
+    assert [served.content for served in both] == [data, data]
+
+
+async def test_file_and_its_name_are_on_the_disk_before_the_answer(
+    room: FileRoom, named: Named, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_ino))
+    named.name(b"a")
+    await take(room, b"a")
+    folder = tmp_path / "room" / "files"
+    assert synced == [path.stat().st_ino for path in (folder / name_of(b"a").hex(), folder)]
+
+
 async def test_same_file_twice_counts_once(room: FileRoom, named: Named) -> None:
     named.name(b"a" * 400)
     await take(room, b"a" * 400)
