@@ -48,6 +48,7 @@ from muster.client.validator.judging import Rules
 from muster.inference.loading import engine_of
 from muster.protocol.encoding import file_hash
 from muster.protocol.errors import ConfigError
+from muster.protocol.messages import Verdict
 from muster.protocol.recipe import Recipe
 from muster.shardcast import Manifest
 from muster.tasks import TaskSet
@@ -103,7 +104,8 @@ async def read_facts(evidence: Evidence, submission: str, options: dict[str, Any
         view = await read_view(chain, HistoryView())
         named = find_outcome(view, submission)
         require_about(evidence, submission, (named.batch.batch_id, named.position))
-        batch = find_outcome(view, f"{evidence.batch_id}:{evidence.position}").batch
+        place = find_outcome(view, f"{evidence.batch_id}:{evidence.position}")
+        batch = place.batch
         if batch.records is None:
             raise ConfigError(
                 f"nobody judged batch {batch.batch_id} on chain {chain.chain_id}",
@@ -111,7 +113,7 @@ async def read_facts(evidence: Evidence, submission: str, options: dict[str, Any
             )
         domain = chain.domain("ContributionLedger")
         claim = claim_at(view, batch, evidence.entries, evidence.position, domain)
-        return facts_of(view.runs[batch.run_id], batch, claim, domain)
+        return facts_of(view, place, claim, domain)
 
 
 async def verify_bundle(
@@ -129,7 +131,7 @@ async def verify_bundle(
     rests_on = [check_batch(evidence, facts), check_documents(bundle, facts)]
     checks = [
         check_facts(evidence.facts, chain),
-        check_outcomes(evidence, facts),
+        check_outcomes(evidence, facts, is_of_chain=chain is not None),
         *rests_on,
     ]
     if not is_borne_out(rests_on):
@@ -186,7 +188,7 @@ async def _recompute(
     data = require_file(bundle.part(SUBMISSION), claim.submission.file_hash)
     async with FileDecoder() as decoder:
         again = await recompute(claim, data, rules, engine, decoder)
-    return check_verdict(recorded_of(evidence), again)
+    return check_verdict(recorded_of(evidence), again, ruling=facts.stands)
 
 
 def require_file(data: bytes | None, expected: bytes) -> bytes:
@@ -201,14 +203,16 @@ def require_file(data: bytes | None, expected: bytes) -> bytes:
 
 
 def to_json(evidence: Evidence, facts: ChainFacts, checks: list[BundleCheck]) -> dict[str, Any]:
-    """Return the result as JSON values:
+    """Return the result as JSON values, with the verdict that stands:
 
     {"submission", "verdict", "agrees", "facts",
      "checks": [{"name", "answer": "agree|contradict|-", "detail"}]}
     """
+    ruling = facts.stands
+    verdict = recorded_of(evidence).verdict if ruling is None else Verdict(ruling >> 8)
     return {
         "submission": f"{evidence.batch_id}:{evidence.position}",
-        "verdict": recorded_of(evidence).verdict.name.lower(),
+        "verdict": verdict.name.lower(),
         "agrees": is_borne_out(checks),
         "facts": facts.model_dump(mode="json"),
         "checks": [asdict(check) for check in checks],

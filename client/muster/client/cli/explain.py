@@ -216,7 +216,8 @@ async def _rerun(
         proofs = who_checked(checking, batch, place.position, again.fingerprints, domain)
         again = replace(again, proofs=proofs)
     if options["save"] is not None:
-        _save(options["save"], (run, place, claim, domain), entries, Contents(data, rules, folder))
+        judged = (view, place, claim, domain)
+        _save(options["save"], judged, entries, Contents(data, rules, folder))
     return again
 
 
@@ -232,20 +233,20 @@ async def _checking(api: OrchestratorApi, batch: BatchView) -> BatchChecking | N
 
 def _save(
     path: Path,
-    judged: tuple[RunView, SubmissionPlace, ClaimedWork, Domain],
+    judged: tuple[ChainView, SubmissionPlace, ClaimedWork, Domain],
     entries: Sequence[BatchEntry],
     contents: Contents,
 ) -> None:
     """Write an evidence bundle; raises ConfigError when there is no verdict yet."""
     from muster.client.disputes.bundle import evidence_of, facts_of, write_bundle
 
-    run, place, claim, domain = judged
+    _, place, _, _ = judged
     if place.batch.records is None:
         raise ConfigError(
             f"nobody has judged batch {place.batch.batch_id} yet",
             hint="without a verdict there is no evidence to save: run the command again later",
         )
-    facts = facts_of(run, place.batch, claim, domain)
+    facts = facts_of(*judged)
     has_weights = write_bundle(
         path, evidence_of(place.batch, place.position, entries, facts), contents
     )

@@ -24,12 +24,14 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from muster.api.answers import AccountAddress, BatchEntry, HexBytes, HexHash, HexSignature
+from muster.client.chain_facts import ruled_in
 from muster.lifecycle.files import whole_file
 from muster.protocol.errors import ConfigError, EncodingError
+from muster.protocol.jury import summons_of
 from muster.protocol.messages import OutcomeRecord
 
 if TYPE_CHECKING:
-    from muster.chain import BatchView, RunView
+    from muster.chain import BatchView, ChainView, SubmissionPlace
     from muster.client.validator.checks import ClaimedWork
     from muster.client.validator.judging import Rules
     from muster.protocol.eip712 import Domain
@@ -56,6 +58,10 @@ class PolicyFacts(_Part):
     """Root of its manifest."""
     beacon: HexHash
     """Beacon from which the worker's seeds under this policy are derived."""
+
+
+RulingNumber = Annotated[int, Field(ge=1 << 8, lt=5 << 8)]
+"""A ruling as contracts number it: one of the four verdicts, and any reason."""
 
 
 class ChainFacts(_Part):
@@ -94,6 +100,15 @@ class ChainFacts(_Part):
     """Whether an earlier submission fills the slot."""
     policy: PolicyFacts | None
     """The policy version that the submission names, if it was published."""
+    ruling: RulingNumber | None = None
+    """The ruling that a jury put in the place of the outcome; None while there is none."""
+    summoned: RulingNumber | None = None
+    """The ruling of jurors who judged the work because its run did not."""
+
+    @property
+    def stands(self) -> int | None:
+        """What a jury ruled about the work, as a number; None when validators' outcome stands."""
+        return self.summoned if self.ruling is None else self.ruling
 
 
 class Evidence(_Part):
@@ -134,16 +149,23 @@ class Evidence(_Part):
         return found
 
 
-def facts_of(run: RunView, batch: BatchView, claim: ClaimedWork, domain: Domain) -> ChainFacts:
+def facts_of(
+    view: ChainView, place: SubmissionPlace, claim: ClaimedWork, domain: Domain
+) -> ChainFacts:
     """Return the facts on chain about a judged submission."""
     policy = claim.terms.policies.get(claim.submission.policy_version)
+    batch = place.batch
+    run = view.runs[batch.run_id]
     config = run.config
-    assert batch.records_hash is not None  # the caller asks about judged batches
+    # The caller asks about judged batches.
+    assert batch.records is not None
+    assert batch.records_hash is not None
+    leaf = batch.records[place.position].leaf(batch.batch_id, place.position)
     return ChainFacts(
         chain_id=domain.chain_id,
         ledger=domain.verifying_contract,
         run_id=run.run_id,
-        orchestrator=config.orchestrator,
+        orchestrator=claim.terms.orchestrator,
         recipe=config.recipe_hash,
         calibration=config.calibration_hash,
         task_set=config.task_set_hash,
@@ -157,6 +179,8 @@ def facts_of(run: RunView, batch: BatchView, claim: ClaimedWork, domain: Domain)
         node=claim.node,
         is_slot_used=claim.is_slot_used,
         policy=PolicyFacts(root=policy.root, beacon=policy.beacon) if policy else None,
+        ruling=ruled_in(view, leaf),
+        summoned=ruled_in(view, summons_of(batch.batch_id)),
     )
 
 

@@ -78,6 +78,9 @@ def check_facts(stated: ChainFacts, chain: ChainFacts | None) -> BundleCheck:
             name, CheckAnswer.SILENT, "offline: the bundle's own, compare them with the chain"
         )
     ours, theirs = chain.model_dump(mode="json"), stated.model_dump(mode="json")
+    if stated.ruling is None:
+        # A jury may have ruled after the bundle was written.
+        theirs["ruling"] = ours["ruling"]
     wrong = [
         f"{field}: {theirs[field]}, on chain {ours[field]}"
         for field in ours
@@ -93,15 +96,24 @@ def check_batch(evidence: Evidence, facts: ChainFacts) -> BundleCheck:
     return _check("batch root", holds, f"{len(leaves)} submissions, root {hex0x(facts.root)}")
 
 
-def check_outcomes(evidence: Evidence, facts: ChainFacts) -> BundleCheck:
-    """Return whether a quorum of the run's validators signed the outcomes shown."""
-    records_hash = keccak(evidence.records)
+def check_outcomes(evidence: Evidence, facts: ChainFacts, *, is_of_chain: bool) -> BundleCheck:
+    """Return whether a quorum of the run's validators signed the outcomes shown, or jurors of the
+    network ruled so. Nobody signs that ruling: without facts of a chain the answer is SILENT.
+    """
+    name, records_hash = "outcome signatures", keccak(evidence.records)
+    is_posted = records_hash == facts.records_hash
+    if facts.summoned is not None:
+        recorded = recorded_of(evidence)
+        ruled = Ruling(recorded.verdict, recorded.reason).number == facts.summoned
+        detail = f"jurors of the network ruled {ruling_words(facts.summoned)}, as nobody judged it"
+        if is_posted and ruled and not is_of_chain:
+            return BundleCheck(name, CheckAnswer.SILENT, f"offline: the bundle says that {detail}")
+        return _check(name, is_posted and ruled, detail)
     message = Outcomes(evidence.batch_id, facts.root, records_hash)
     signers = {signer_of(domain_of(facts), message, each) for each in evidence.signatures}
     seated = signers & set(facts.validators)
-    holds = records_hash == facts.records_hash and len(seated) >= facts.quorum
     detail = f"{len(seated)} of {len(facts.validators)} validators signed, {facts.quorum} make it"
-    return _check("outcome signatures", holds, detail)
+    return _check(name, is_posted and len(seated) >= facts.quorum, detail)
 
 
 def check_documents(bundle: Bundle, facts: ChainFacts) -> BundleCheck:

@@ -30,13 +30,15 @@ from worlds.client_world import (
     VALIDATOR_KEY,
     VERSION,
     HashEngine,
+    as_claimed,
     make_claim,
     make_entry,
     make_submission,
     make_ticket,
 )
 
-from muster.client.audit.rerun_bundle import require_about, verify_bundle
+from muster.chain import SubmissionPlace
+from muster.client.audit.rerun_bundle import require_about, to_json, verify_bundle
 from muster.client.disputes.bundle import (
     Bundle,
     ChainFacts,
@@ -53,6 +55,7 @@ from muster.inference import loading
 from muster.protocol.eip712 import address_of, digest, sign
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ConfigError, EncodingError, MusterError
+from muster.protocol.jury import Ruling, summons_of
 from muster.protocol.messages import OutcomeRecord, Outcomes, Reason, Verdict
 from muster.protocol.rollouts import Bounds, Rollout, decode_rollouts, encode_rollouts
 from muster.shardcast import ChunkStore
@@ -229,6 +232,86 @@ def test_a_real_policy_travels_in_its_bundle_and_bears_the_verdict_out(tmp_path:
     assert {check.answer for check in checks.values()} == {CheckAnswer.AGREE}
 
 
+# What a jury ruled
+
+ACCEPTED = Ruling(Verdict.ACCEPTED, Reason.NONE).number
+REJECTED = Ruling(Verdict.REJECTED, Reason.SCHEMA).number
+
+
+def summon(case: Case, ruling: int | None) -> None:
+    """Have jurors of the network judge the work: no validator signs the outcome."""
+    case.evidence = case.evidence.model_copy(update={"signatures": []})
+    case.change_facts(summoned=ruling)
+
+
+def test_a_verdict_of_the_network_s_jurors_on_unjudged_work_is_borne_out(case: Case) -> None:
+    summon(case, ACCEPTED)
+    checks = case.verify(case.evidence.facts)
+    assert CheckAnswer.CONTRADICT not in {check.answer for check in checks.values()}
+    for name in ("outcome signatures", "verdict"):
+        assert checks[name].answer is CheckAnswer.AGREE
+    assert case.verify()["outcome signatures"].answer is CheckAnswer.SILENT
+
+
+@pytest.mark.parametrize(
+    ("summoned", "changes"), [(None, {}), (REJECTED, {}), (ACCEPTED, {"records_hash": ZERO})]
+)
+def test_an_outcome_that_neither_validators_nor_jurors_gave_is_contradicted(
+    case: Case, summoned: int | None, changes: dict[str, object]
+) -> None:
+    summon(case, summoned)
+    case.change_facts(**changes)
+    for chain in (case.evidence.facts, None):
+        assert case.verify(chain)["outcome signatures"].answer is CheckAnswer.CONTRADICT
+
+
+@pytest.mark.parametrize(
+    ("ruling", "answer"), [(ACCEPTED, CheckAnswer.AGREE), (REJECTED, CheckAnswer.CONTRADICT)]
+)
+def test_the_ruling_of_a_jury_is_compared_in_place_of_the_record(
+    case: Case, ruling: int, answer: CheckAnswer
+) -> None:
+    case.change_record(verdict=Verdict.FRAUD, reason=Reason.WRONG_REWARD)
+    case.change_facts(ruling=ruling)
+    checks = case.verify(case.evidence.facts)
+    assert checks["outcome signatures"].answer is CheckAnswer.AGREE
+    assert checks["verdict"].answer is answer
+    assert is_borne_out(list(checks.values())) is (answer is CheckAnswer.AGREE)
+
+
+@pytest.mark.parametrize(
+    ("stated", "answer"),
+    [
+        (None, CheckAnswer.AGREE),
+        (ACCEPTED, CheckAnswer.AGREE),
+        (REJECTED, CheckAnswer.CONTRADICT),
+    ],
+)
+def test_a_bundle_may_be_older_than_the_ruling(
+    case: Case, stated: int | None, answer: CheckAnswer
+) -> None:
+    case.change_record(verdict=Verdict.REJECTED, reason=Reason.SCHEMA)
+    chain = case.evidence.facts.model_copy(update={"ruling": ACCEPTED})
+    case.change_facts(ruling=stated)
+    checks = case.verify(chain)
+    assert checks["chain facts"].answer is answer
+    assert checks["verdict"].answer is CheckAnswer.AGREE
+
+
+@pytest.mark.parametrize("ruling", [0, 255, 5 << 8])
+def test_a_bundle_whose_ruling_has_no_verdict_is_refused(case: Case, ruling: int) -> None:
+    case.change_facts(ruling=ruling)
+    with pytest.raises(EncodingError, match="malformed"):
+        case.verify()
+
+
+def test_the_result_names_the_verdict_that_stands(case: Case) -> None:
+    found = to_json(case.evidence, case.evidence.facts, [])
+    assert found["verdict"] == "accepted"
+    case.change_facts(ruling=REJECTED)
+    assert to_json(case.evidence, case.evidence.facts, [])["verdict"] == "rejected"
+
+
 # Mutated twins
 
 
@@ -377,13 +460,45 @@ def test_a_bundle_about_another_submission_is_refused(case: Case) -> None:
         require_about(case.evidence, "12:1")
 
 
+class Judged:
+    """A view with one judged submission."""
+
+    def __init__(self) -> None:
+        self.view = make_view()
+        config = self.view.runs[RUN].config
+        config.recipe_hash = config.calibration_hash = config.task_set_hash = ZERO
+        ticket = make_ticket()
+        self.claim = make_claim(make_submission(ticket, []), ticket)
+        self.record = as_claimed(self.claim.submission, 5)
+        made = make_batch(1, [self.claim.submission])
+        self.batch = replace(made, records=[self.record], records_hash=ZERO)
+
+    def facts(self, **changes: Any) -> ChainFacts:
+        place = SubmissionPlace(replace(self.batch, **changes), 0)
+        return facts_of(self.view, place, self.claim, DOMAIN)
+
+
 def test_facts_have_the_quorum_of_the_terms_that_the_batch_was_committed_under() -> None:
-    run = make_view().runs[RUN]
-    run.config.recipe_hash = run.config.calibration_hash = run.config.task_set_hash = ZERO
+    judged = Judged()
+    run = judged.view.runs[RUN]
     run.config.terms.quorum = 3
     run.terms = [SimpleNamespace(quorum=2), run.config.terms]
-    ticket = make_ticket()
-    claim = make_claim(make_submission(ticket, []), ticket)
-    batch = replace(make_batch(1, [claim.submission]), records_hash=ZERO)
-    found = [facts_of(run, replace(batch, terms=terms), claim, DOMAIN) for terms in (1, 2)]
-    assert [facts.quorum for facts in found] == [2, 3]
+    assert [judged.facts(terms=terms).quorum for terms in (1, 2)] == [2, 3]
+
+
+def test_facts_have_the_orchestrator_whose_tickets_counted_then() -> None:
+    judged = Judged()
+    judged.view.runs[RUN].config.orchestrator = address_of(OTHER_KEY)
+    assert judged.facts().orchestrator == address_of(ORCHESTRATOR_KEY)
+
+
+@pytest.mark.parametrize("is_overturned", [True, False])
+def test_facts_have_what_juries_ruled(is_overturned: bool) -> None:
+    judged = Judged()
+    case = SimpleNamespace(overturned=is_overturned, ruling=REJECTED)
+    stands = REJECTED if is_overturned else None
+    assert (judged.facts().ruling, judged.facts().summoned) == (None, None)
+    judged.view.cases = {judged.record.leaf(1, 0): case}
+    assert (judged.facts().ruling, judged.facts().summoned) == (stands, None)
+    judged.view.cases = {summons_of(1): case}
+    assert (judged.facts().ruling, judged.facts().summoned) == (None, stands)
