@@ -1,6 +1,9 @@
 """Around the flow: keystores, errors of tasks, the compute thread, plans of new runs."""
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +12,7 @@ from click.testing import CliRunner, Result
 from trainer_fakes import make_recipe
 from worlds.client_world import CALIBRATION
 
+from muster.lifecycle import free_port
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ConfigError, EncodingError, TaskError
 from muster.protocol.ids import Address
@@ -202,3 +206,30 @@ def test_dry_run_that_cannot_be_resolved_is_refused(
     result = _dry_run(tmp_path, *words)
     assert result.exit_code != 0
     assert message in f"{result.exception} {result.output}"
+
+
+@pytest.mark.parametrize(
+    ("rank", "code", "said"),
+    [("1", 3, "waiting for the ranks to meet failed"), ("0", 1, "no keystore at")],
+)
+def test_only_the_leading_rank_opens_the_keystore(
+    tmp_path: Path, rank: str, code: int, said: str
+) -> None:
+    """The other rank never comes."""
+    of_torchrun = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    flags = f"--run 3 --keystore {tmp_path}/none --orchestrator http://x:1 --rank-timeout-s 0.5"
+    found = subprocess.run(
+        [sys.executable, "-m", "muster.app", "trainer", "run", *flags.split()],
+        env={
+            **os.environ,
+            **of_torchrun,
+            "MASTER_PORT": str(free_port()),
+            "MUSTER_PASSWORD": "test",
+        },
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert found.returncode == code, found.stderr
+    assert said in found.stderr

@@ -6,6 +6,7 @@ Parses flags and prints; stdout is data. Everything heavy is imported by the com
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -158,12 +159,19 @@ def trainer_run(
             hint="leave them out, or add --dry-run",
         )
     setup_logging("trainer")
-    key = open_wallet(settings.keystore, settings.password_file).key
+    # Before the process handles Ctrl-C itself: this may ask for the password.
+    key = None if _is_follower() else open_wallet(settings.keystore, settings.password_file).key
 
     from muster.lifecycle import run_until_stopped
     from muster.trainer.process import serve
 
     run_until_stopped(lambda: serve(settings, key))
+
+
+def _is_follower() -> bool:
+    """Tell whether torchrun started this process as one of the ranks behind rank 0."""
+    size, rank = (int(os.environ.get(name, "0")) for name in ("WORLD_SIZE", "RANK"))
+    return size > 1 and rank > 0
 
 
 @trainer.command("plan")

@@ -65,8 +65,11 @@ CLOSED_LOOK_S = 5.0
 """Longest pause in seconds between two checks whether the run was closed."""
 
 
-async def serve(settings: TrainerSettings, key: bytes) -> None:
-    """Train the run until it is complete; raises MusterError when it cannot."""
+async def serve(settings: TrainerSettings, key: bytes | None) -> None:
+    """Train the run until it is complete; raises MusterError when it cannot.
+
+    `key` is the trainer's, None on the ranks that follow rank 0.
+    """
     torch.set_num_threads(settings.threads)
     return_freed_buffers()
     transformers_logging.disable_progress_bar()
@@ -81,6 +84,7 @@ async def serve(settings: TrainerSettings, key: bytes) -> None:
         if team is not None and team.rank:
             await compute.run(follow_leader, team, settings.device)
             return
+        assert key is not None  # this rank leads
         if team is not None:
             stack.push_async_callback(_dismiss, team, compute, within_s=DISMISSAL_S)
         with (team or ONE_PROCESS).beating():
