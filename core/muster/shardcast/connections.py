@@ -64,6 +64,8 @@ class ServerLimits:
     """Longest wait for a version or chunk that is still to come."""
     waiting: int = 512
     """Most requests that wait at the same time; further ones are answered at once."""
+    metrics_s: float = 5.0
+    """Seconds for which the figures of /metrics about the disk are kept."""
     proxies: Proxies = field(default_factory=Proxies)
     """Reverse proxies: their connections are not limited, and X-Forwarded-For names the machine."""
 

@@ -11,6 +11,7 @@ import contextlib
 import hmac
 import json
 import logging
+import math
 import os
 import re
 import time
@@ -39,7 +40,7 @@ from muster.shardcast.store import ChunkStore
 logger = logging.getLogger(__name__)
 
 FOREIGN_CHANGE_POLL_S = 0.05
-"""Seconds after which a waiting request looks again for versions of another process."""
+"""Seconds between two looks for versions of another process."""
 SHUTDOWN_S = 1.0
 """Seconds that a stop waits for answers that are being sent."""
 DRAINED_BYTES = 1 << 20
@@ -101,6 +102,7 @@ class ShardServer:
             burst=self._limits.burst,
             max_keys=MAX_TRACKED_MACHINES,
         )
+        self._listed: dict[tuple[RunId, bool], list[PolicyVersion]] = {}
         self._waiting = 0
         self._stopping = False
         self._runner: web.ServerRunner | None = None
@@ -119,8 +121,11 @@ class ShardServer:
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self._stopping = False
+        self._measured_s = -math.inf
         self._sender = Sender()
         self._unsubscribe = self._store.on_change(self._store_changed)
+        self._changed_ns: list[int] = []
+        self._look_for_foreign_changes()
         self._runner = web.ServerRunner(
             LimitedServer(self._handle, self._limits, self._table, self.metrics),
             shutdown_timeout=SHUTDOWN_S,
@@ -143,6 +148,7 @@ class ShardServer:
             return
         self._stopping = True
         self._unsubscribe()
+        self._next_look.cancel()
         self._wake()
         await runner.cleanup()
         await self._sender.close()
@@ -158,7 +164,17 @@ class ShardServer:
         with contextlib.suppress(RuntimeError):  # the loop is closed while a publisher finishes
             self._loop.call_soon_threadsafe(self._wake)
 
+    def _look_for_foreign_changes(self) -> None:
+        self._next_look = self._loop.call_later(
+            FOREIGN_CHANGE_POLL_S, self._look_for_foreign_changes
+        )
+        with contextlib.suppress(OSError):  # such as too many open files: the next look will tell
+            if (changed_ns := self._store.changed_ns()) != self._changed_ns:
+                self._changed_ns = changed_ns
+                self._wake()
+
     def _wake(self) -> None:
+        self._listed.clear()
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -219,31 +235,41 @@ class ShardServer:
         return _not_found()
 
     async def _metrics(self) -> web.Response:
-        newest = max((v for _, v in await asyncio.to_thread(self._store.complete)), default=-1)
-        self.metrics.policy_version.set(newest)
-        used_bytes = await asyncio.to_thread(self._store.chunks.used_bytes)
-        self.metrics.stored_bytes.set(used_bytes)
+        if self._loop.time() >= self._measured_s + self._limits.metrics_s:
+            self._measured_s = self._loop.time()
+            self._measured = self._loop.run_in_executor(None, self._measure)
+        await asyncio.shield(self._measured)  # it goes on when one of those who wait has gone
         self.metrics.waiting.set(self._waiting)
         return web.Response(body=self.metrics.text(), headers={"Content-Type": METRICS_TYPE})
+
+    def _measure(self) -> None:
+        newest = max((version for _, version in self._store.complete()), default=-1)
+        self.metrics.policy_version.set(newest)
+        self.metrics.stored_bytes.set(self._store.chunks.used_bytes())
 
     async def _versions(self, request: web.BaseRequest, run_id: RunId) -> web.Response:
         after = _query_number(request, "after", default=-1)
         whole_only = bool(_query_number(request, "whole", default=0))
 
-        def all_of_them() -> list[PolicyVersion]:
-            versions = self._store.versions(run_id)
-            if whole_only:
-                return [v for v in versions if self._store.is_complete(run_id, v)]
-            return versions
-
-        def listed() -> list[PolicyVersion] | None:
-            versions = all_of_them()
+        def news() -> list[PolicyVersion] | None:
+            versions = self._list(run_id, whole_only=whole_only)
             return versions if any(version > after for version in versions) else None
 
-        found = await self._until(listed, self._wait_s(request))
-        versions = all_of_them() if found is None else found
+        found = await self._until(news, self._wait_s(request))
+        versions = self._list(run_id, whole_only=whole_only) if found is None else found
         body = json.dumps({"versions": versions}).encode()
         return web.Response(body=body, content_type="application/json")
+
+    def _list(self, run_id: RunId, *, whole_only: bool) -> list[PolicyVersion]:
+        """Return a run's versions, newest first; looks at the store once after each change."""
+        if (known := self._listed.get((run_id, whole_only))) is not None:
+            return known
+        versions = self._store.versions(run_id)
+        if whole_only:
+            versions = [v for v in versions if self._store.is_complete(run_id, v)]
+        if versions:  # strangers ask for any number of runs
+            self._listed[run_id, whole_only] = versions
+        return versions
 
     async def _version_part(
         self, request: web.BaseRequest, run_id: RunId, version: PolicyVersion, *, part: str
@@ -393,9 +419,7 @@ class ShardServer:
             while value is None and not self._stopping and self._loop.time() < deadline:
                 changed = self._changed
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(
-                        changed.wait(), min(FOREIGN_CHANGE_POLL_S, deadline - self._loop.time())
-                    )
+                    await asyncio.wait_for(changed.wait(), deadline - self._loop.time())
                 value = ready()
             return value
         finally:

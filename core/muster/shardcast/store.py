@@ -73,6 +73,7 @@ class ChunkStore:
         self._writer = threading.Lock()
         self._state = threading.Lock()
         self._complete: set[VersionKey] = set()
+        self._lacking: dict[VersionKey, tuple[int, ChunkSpan]] = {}
         self._receiving: dict[VersionKey, set[Hash32]] = {}
         self._listeners: list[Callable[[], object]] = []
 
@@ -240,7 +241,7 @@ class ChunkStore:
     def stored_versions(self, run_id: RunId) -> list[PolicyVersion]:
         """Return every version with a manifest, even if chunks are missing."""
         try:
-            names = os.listdir(self._runs / str(int(run_id)))
+            names = os.listdir(self._run(run_id))
         except FileNotFoundError:
             return []
         return sorted((PolicyVersion(int(n)) for n in names if n.isdecimal()), reverse=True)
@@ -259,11 +260,28 @@ class ChunkStore:
                 return True
             if (run_id, version) in self._receiving:
                 return False
-        manifest = self.manifest(run_id, version)
-        if manifest is None or self.missing(manifest):
+        return not self._still_lacks((run_id, version)) and self._has_all(run_id, version)
+
+    def _still_lacks(self, key: VersionKey) -> bool:
+        """Tell whether a chunk is missing that was missing before; parses no manifest."""
+        at_ns, span = self._lacking.get(key, (None, None))
+        return span is not None and at_ns == _changed_ns(self._run(key[0])) and not self._has(span)
+
+    def _has_all(self, run_id: RunId, version: PolicyVersion) -> bool:
+        at_ns, manifest = _changed_ns(self._run(run_id)), self.manifest(run_id, version)
+        if manifest is None:
+            return False
+        if missing := self.missing(manifest):
+            self._lacking[run_id, version] = at_ns, missing[-1]
             return False
         self._mark_complete((run_id, version))
         return True
+
+    def changed_ns(self) -> list[int]:
+        """Return when runs last came or went, then the same for the versions of each run, whichever
+        process did it; nanoseconds since 1970.
+        """
+        return [_changed_ns(self._runs), *(_changed_ns(self._run(r)) for r in self._stored_runs())]
 
     def complete(self) -> list[VersionKey]:
         """Return every version of every run whose chunks are all stored."""
@@ -333,7 +351,7 @@ class ChunkStore:
         return found
 
     def _fresh_folder(self, run_id: RunId) -> Path:
-        fresh = self._runs / str(int(run_id)) / temporary_name()
+        fresh = self._run(run_id) / temporary_name()
         fresh.mkdir(parents=True)
         return fresh
 
@@ -358,6 +376,7 @@ class ChunkStore:
         with self._state:
             self._receiving.pop(key, None)
             self._complete.discard(key)
+            self._lacking.pop(key, None)
         folder = self._version_folder(*key)
         self._originals.forget(folder / "files")
         if folder.exists():
@@ -488,8 +507,11 @@ class ChunkStore:
         except FileNotFoundError:
             return []
 
+    def _run(self, run_id: RunId) -> Path:
+        return self._runs / str(int(run_id))
+
     def _version_folder(self, run_id: RunId, version: PolicyVersion) -> Path:
-        return self._runs / str(int(run_id)) / str(int(version))
+        return self._run(run_id) / str(int(version))
 
     def _read(self, run_id: RunId, version: PolicyVersion, name: str) -> bytes | None:
         try:
@@ -508,3 +530,11 @@ class ChunkStore:
         for key in done:
             del self._receiving[key]
         self._complete.update(done)
+
+
+def _changed_ns(folder: Path) -> int:
+    """Return when entries of a folder last came or went; 0 for a folder that is not there."""
+    try:
+        return os.stat(folder).st_mtime_ns
+    except FileNotFoundError:
+        return 0

@@ -16,7 +16,7 @@ from shardcast_policies import RUN, SIGNATURE, fake_signature, fill, publish, pu
 from muster.lifecycle import Proxies
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import PolicyVersion, RunId
-from muster.shardcast import ChunkStore, ServerLimits, ShardServer
+from muster.shardcast import ChunkStore, Manifest, ServerLimits, ShardServer
 
 BIG = random.Random(0).randbytes(200_000)
 """More bytes than one write sends."""
@@ -178,6 +178,68 @@ async def test_manifest_published_by_another_process_is_waited_for(
     await asyncio.sleep(0.05)
     manifest = await asyncio.to_thread(publish, ChunkStore(store.folder), {"f": b"1"}, 1)
     assert (await waiting).content == manifest.to_bytes()
+
+
+class CountingStore(ChunkStore):
+    """A store that counts how often it is looked at."""
+
+    parsed = listed = scanned = 0
+
+    def manifest(self, run_id: RunId, version: PolicyVersion) -> Manifest | None:
+        """Count one parsed manifest."""
+        self.parsed += 1
+        return super().manifest(run_id, version)
+
+    def versions(self, run_id: RunId) -> list[PolicyVersion]:
+        """Count one listing."""
+        self.listed += 1
+        return super().versions(run_id)
+
+    def complete(self) -> list[tuple[RunId, PolicyVersion]]:
+        """Count one look at everything."""
+        self.scanned += 1
+        return super().complete()
+
+
+async def test_requests_that_wait_for_an_incomplete_version_look_at_it_once(
+    tmp_path: Path, origin: ChunkStore
+) -> None:
+    store, manifest = CountingStore(tmp_path / "counting"), publish(origin, {"f": BIG[:5000]})
+    store.begin(manifest, SIGNATURE)
+    store.abandon(RUN, manifest.version)
+    paths = [f"/v1/{RUN}/1/manifest?wait=9", f"/v1/{RUN}/versions?wait=9"] * 5
+    async with serving(store, limits=ServerLimits(wait_s=0.3)) as client:
+        store.parsed = 0
+        answers = await asyncio.gather(*(client.get(path) for path in paths))
+        assert [answer.status_code for answer in answers] == [404, 200] * 5
+        assert store.parsed == 1
+        waiting = [asyncio.create_task(client.get(path)) for path in paths]
+        await asyncio.to_thread(fill, store, origin, manifest)
+        assert [(await answer).status_code for answer in waiting] == [200, 200] * 5
+
+
+async def test_requests_that_wait_share_one_look_at_the_versions(tmp_path: Path) -> None:
+    store = CountingStore(tmp_path / "counting")
+    publish(store, {"f": b"1"}, 1)
+    async with serving(store, limits=ServerLimits(wait_s=0.3)) as client:
+        path = f"/v1/{RUN}/versions?after=1&wait=9"
+        answers = await asyncio.gather(*(client.get(path) for _ in range(9)))
+        assert [answer.json() for answer in answers] == [{"versions": [1]}] * 9
+        assert store.listed == 1
+        await asyncio.to_thread(publish, ChunkStore(store.folder), {"f": b"2"}, 2)
+        assert (await client.get(f"/v1/{RUN}/versions?after=1&wait=9")).json()["versions"] == [2, 1]
+
+
+@pytest.mark.parametrize(("metrics_s", "looks"), [(60.0, 1), (0.0, 3)])
+async def test_metrics_look_at_the_disk_once_in_a_while(
+    tmp_path: Path, metrics_s: float, looks: int
+) -> None:
+    store = CountingStore(tmp_path / "counting")
+    publish(store, {"f": b"1"}, 4)
+    async with serving(store, limits=ServerLimits(metrics_s=metrics_s)) as client:
+        found = [await metrics_of(client) for _ in range(3)]
+    assert [each["muster_shardcast_policy_version"] for each in found] == [4, 4, 4]
+    assert store.scanned == looks
 
 
 async def test_wait_ends_without_the_version(store: ChunkStore) -> None:

@@ -335,6 +335,25 @@ def test_abandoned_version_keeps_its_chunks_for_the_next_attempt(
     assert len(again) == len(store.missing(manifest))
 
 
+def publish_again(store: ChunkStore, _origin: ChunkStore, _manifest: Manifest) -> None:
+    publish(store, POLICY)
+
+
+@pytest.mark.parametrize("complete", [fill, publish_again])
+@pytest.mark.parametrize("is_other_process", [False, True])
+def test_incomplete_version_is_complete_once_its_chunks_are_there(
+    store: ChunkStore, origin: ChunkStore, complete: Any, is_other_process: bool
+) -> None:
+    manifest = publish(origin, POLICY)
+    first = store.begin(manifest, SIGNATURE)[0]
+    store.abandon(RUN, V1)
+    write_whole(store.sink(first), [chunk(origin, first.digest)])
+    assert [store.is_complete(RUN, V1) for _ in range(2)] == [False, False]
+    complete(ChunkStore(store.folder) if is_other_process else store, origin, manifest)
+    assert store.is_complete(RUN, V1)
+    assert read_back(store, manifest) == POLICY
+
+
 def test_begin_returns_only_chunks_that_no_other_version_holds(
     store: ChunkStore, origin: ChunkStore
 ) -> None:
