@@ -25,7 +25,7 @@ from muster.chain import (
     StakeAccount,
 )
 from muster.chain.abi import ARTIFACTS, CONTRACTS, contract_abi, snake_case
-from muster.client.audit.dump import DumpedBlock, DumpEnd, write_dump
+from muster.client.audit.dump import DumpedBlock, DumpEnd, writing_dump
 from muster.client.audit.observed import Observed
 from muster.protocol.eip712 import Domain, address_of, digest, sign
 from muster.protocol.encoding import abi_words, address_bytes, hex0x, keccak
@@ -137,7 +137,11 @@ class History:
 
     def write(self, path: Path) -> int:
         """Write the history as a dump; return the number of blocks."""
-        return write_dump(path, DEPLOYMENT, self.blocks(), self.end)
+        with writing_dump(path, DEPLOYMENT) as dump:
+            for block in self.blocks():
+                dump.add(block)
+            dump.end(self.end())
+        return dump.blocks
 
     def end(self) -> DumpEnd:
         """Return the end of the dump, after all blocks."""

@@ -31,11 +31,14 @@ CLAIMED = next(e.topic for e in contract_abi("RewardEscrow").events if e.name ==
 
 
 async def audited(
-    net: Scenario, *rpcs: str, proof: ProofLevel = ProofLevel.BLOCKS, since: Path | None = None
+    net: Scenario,
+    *rpcs: str,
+    proof: ProofLevel = ProofLevel.BLOCKS,
+    since: Path | None = None,
+    dump_to: Path | None = None,
 ) -> ChainHistory:
-    return await read(
-        HistorySource(rpcs, net.deployment, proof=proof, since=since), keeps_blocks=True
-    )
+    source = HistorySource(rpcs, net.deployment, proof=proof, since=since)
+    return await read(source, dump_to=dump_to)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -294,7 +297,7 @@ async def test_history_that_was_rewritten_is_seen_by_who_kept_a_dump(tmp_path: P
         before = await net.rpc.call("evm_snapshot")
         await one_more_batch(net, 7)
         dump = tmp_path / "before.dump.gz"
-        (await audited(net, net.anvil.rpc_url)).save(dump)
+        await audited(net, net.anvil.rpc_url, dump_to=dump)
         await net.rpc.call("evm_revert", before)
         await net.pass_time(3)
         await one_more_batch(net, 8)
@@ -308,7 +311,7 @@ async def test_history_that_only_grew_is_not_called_rewritten(tmp_path: Path) ->
     async with network() as net:
         await play(net)
         dump = tmp_path / "before.dump.gz"
-        (await audited(net, net.anvil.rpc_url)).save(dump)
+        await audited(net, net.anvil.rpc_url, dump_to=dump)
         await one_more_batch(net, 8)
         history = await audited(net, net.anvil.rpc_url, since=dump)
         assert kinds(history) == set()
@@ -360,7 +363,7 @@ async def dumped(folder: Path) -> AsyncIterator[tuple[Scenario, Path]]:
     async with network(block_time_s=Anvil.STILL_S) as net:
         await play(net)
         path = folder / "run.dump.gz"
-        (await audited(net, net.anvil.rpc_url)).save(path)
+        await audited(net, net.anvil.rpc_url, dump_to=path)
         yield net, path
 
 
@@ -420,11 +423,9 @@ async def test_an_altered_dump_is_caught(tmp_path: Path) -> None:
 async def test_a_dump_without_proofs_says_so(tmp_path: Path) -> None:
     async with network() as net:
         await play(net)
-        history = await read(
-            HistorySource((net.anvil.rpc_url,), net.deployment, proof=ProofLevel.NONE),
-            keeps_blocks=True,
-        )
-        count = history.save(tmp_path / "plain.gz")
-    (check,) = (await read(HistorySource(dump=tmp_path / "plain.gz"))).about_source
+        dump, url = tmp_path / "plain.gz", net.anvil.rpc_url
+        count = (await audited(net, url, proof=ProofLevel.NONE, dump_to=dump)).dumped
+        assert count > 0
+    (check,) = (await read(HistorySource(dump=dump))).about_source
     assert check.passed
     assert check.detail == f"0 blocks proven, {count} as the dump has them"

@@ -113,12 +113,12 @@ def wanted_of(options: Mapping[str, Any], run: int | None = None) -> HistorySour
 
 
 def read_history(
-    options: Mapping[str, Any], run: int | None = None, *, keeps_blocks: bool = False
+    options: Mapping[str, Any], run: int | None = None, *, dump_to: Path | None = None
 ) -> ChainHistory:
-    """Return the history that the flags name."""
+    """Return the history that the flags name, and write its dump to a file."""
     from muster.client.audit.history import read
 
-    return asyncio.run(read(wanted_of(options, run), keeps_blocks=keeps_blocks))
+    return asyncio.run(read(wanted_of(options, run), dump_to=dump_to))
 
 
 evidence_option = click.option(
@@ -294,11 +294,11 @@ def dump_command(file: Path, as_json: bool, **options: Any) -> None:
     """
     if options["dump"] is not None:
         raise ConfigError("a dump cannot be written from another dump", hint="leave out --dump")
-    history = read_history(options, keeps_blocks=True)
+    history = read_history(options, dump_to=file)
     checks = history.about_source
     found = {
         "file": str(file),
-        "blocks": history.save(file),
+        "blocks": history.dumped,
         "head": {"number": history.head.number, "hash": f"0x{history.head.hash.hex()}"},
         "checks": [check.to_json() for check in checks],
     }

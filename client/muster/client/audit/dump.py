@@ -9,14 +9,16 @@ Logs, headers and receipts are as JSON-RPC gave them; header and receipts are nu
 written with --prove none. Reading is streamed; anything malformed is an EncodingError.
 """
 
+from __future__ import annotations
+
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from muster.chain import BlockId, Deployment
 from muster.client.audit.observed import Observed
@@ -56,27 +58,33 @@ class DumpEnd:
     """The contracts' state at that block."""
 
 
-def write_dump(
-    path: Path,
-    deployment: Deployment,
-    blocks: Iterable[DumpedBlock],
-    end: Callable[[], DumpEnd],
-) -> int:
-    """Write a dump and return its number of blocks; the file appears whole or not at all.
-
-    `end` is called after the last block.
-    """
-    count = 0
+@contextmanager
+def writing_dump(path: Path, deployment: Deployment) -> Iterator[DumpWriter]:
+    """Yield the writer of a dump; the file appears whole or not at all."""
     with whole_file(path) as partial, gzip.open(partial, "wt", 6, "utf-8") as file:
         file.write(_line({"format": FORMAT, "version": VERSION, **asdict(deployment)}))
-        for block in blocks:
-            file.write(_line(_block(block)))
-            count += 1
-        closing = end()
-        head = {"number": closing.head.number, "hash": hex0x(closing.head.hash)}
-        observed = closing.observed.to_json()
-        file.write(_line({"head": head, "observed": observed, "blocks": count}))
-    return count
+        yield DumpWriter(file)
+
+
+@dataclass(slots=True)
+class DumpWriter:
+    """A dump being written: add the blocks in order, then the end."""
+
+    file: IO[str]
+    """The open file, after its first line."""
+    blocks: int = 0
+    """How many were added."""
+
+    def add(self, block: DumpedBlock) -> None:
+        """Write a block."""
+        self.file.write(_line(_block(block)))
+        self.blocks += 1
+
+    def end(self, end: DumpEnd) -> None:
+        """Write the last line."""
+        head = {"number": end.head.number, "hash": hex0x(end.head.hash)}
+        observed = end.observed.to_json()
+        self.file.write(_line({"head": head, "observed": observed, "blocks": self.blocks}))
 
 
 def _line(value: Mapping[str, Any]) -> str:

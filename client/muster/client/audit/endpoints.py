@@ -1,22 +1,23 @@
 """Reads a chain's history from RPC endpoints that may lie, and proves what they show.
 
-1. the first endpoint's events are read and decoded; with a dump or a proof, the raw logs are kept
-2. `blocks` proves header and receipts of every block with events; `chain` proves every header since
-   the contracts were deployed, each naming the one before, so that no block can be left out
-3. every further endpoint is asked for the same blocks and logs
+1. the first endpoint's events are read and decoded; for a dump or a proof, the raw logs are kept
+2. every further endpoint is asked for the same blocks and logs
+3. `blocks` proves header and receipts of every block with events; `chain` proves every header since
+   the contracts were deployed, each naming the one before, so that no block can be left out; a
+   block is forgotten, or written to the dump, once it is proven
 """
 
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from muster.chain import BlockId, Chain, Deployment, EventReader, Poll
 from muster.chain.reader import logs_between
 from muster.chain.rpc import Call, Rpc, from_hex
 from muster.client.audit.contradictions import Check, Contradiction, Kind, ProofLevel, summarise
-from muster.client.audit.dump import DumpedBlock
+from muster.client.audit.dump import DumpedBlock, DumpWriter
 from muster.client.audit.proving import (
     HEADER_FIELDS,
     LogKey,
@@ -31,6 +32,9 @@ from muster.protocol.ids import Hash32, to_hash32
 
 HEADERS_AT_ONCE = 500
 """Number of headers held in memory together."""
+RECEIPTS_AT_ONCE = 25
+"""Number of blocks whose receipts are held in memory together: those of a full one take a MiB."""
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -87,29 +91,38 @@ def contract_addresses(deployment: Deployment) -> frozenset[str]:
 # One endpoint
 
 
-async def prove(chain: Chain, heard: RawPoll, proof: ProofLevel) -> Check:
+async def prove(
+    chain: Chain, heard: RawPoll, proof: ProofLevel, dump: DumpWriter | None = None
+) -> Check:
     """Return whether an endpoint's answers prove its events; raises ConfigError when it does not
-    give the headers or receipts for a proof. These are kept in `heard`.
+    give the headers or receipts for a proof. Each block goes with these to the `dump`, and `heard`
+    loses it: of a long history they do not fit into memory.
     """
     addresses, head = contract_addresses(chain.deployment), heard.poll.head
     found: list[Contradiction] = []
     numbers = list(heard.blocks)
     if proof is ProofLevel.CHAIN:
         found += await _prove_chain(chain, heard, addresses)
-    for start in range(0, len(numbers), HEADERS_AT_ONCE):
-        part = numbers[start : start + HEADERS_AT_ONCE]
+    for part in _parts(numbers):
         headers, receipts = await _headers(chain.rpc, part), await _receipts(chain.rpc, part)
         for number, header, of_block in zip(part, headers, receipts, strict=True):
-            shown = heard.blocks[number]
+            shown = heard.blocks.pop(number)
             found += check_block(shown, header, of_block, addresses)
             kept = {name: header[name] for name in HEADER_FIELDS if name in header}
-            heard.blocks[number] = replace(shown, header=kept, receipts=of_block)
+            if dump is not None:
+                dump.add(replace(shown, header=kept, receipts=of_block))
     what = f"{len(numbers)} blocks with events" + (
         f", every block up to {head.number} ({hex0x(head.hash)})"
         if proof is ProofLevel.CHAIN
         else ""
     )
     return summarise("the source proves its events by block hashes", found, what)
+
+
+def _parts(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Yield the items, as many at a time as blocks whose receipts fit into memory."""
+    for start in range(0, len(items), RECEIPTS_AT_ONCE):
+        yield items[start : start + RECEIPTS_AT_ONCE]
 
 
 def check_block(
@@ -150,9 +163,10 @@ async def _prove_chain(
                 found += _check_shown(heard.blocks[number].block, before)
             elif may_hold_logs_of(bloom, addresses):
                 suspects.append((number, header))
-        receipts = await _receipts(chain.rpc, [number for number, _ in suspects])
-        for (_, header), of_block in zip(suspects, receipts, strict=True):
-            found += check_logs(header, of_block, (), addresses)
+        for part in _parts(suspects):
+            receipts = await _receipts(chain.rpc, [number for number, _ in part])
+            for (_, header), of_block in zip(part, receipts, strict=True):
+                found += check_logs(header, of_block, (), addresses)
     if before != head.hash:
         what = f"the head was {hex0x(head.hash)}, now it is {hex0x(before or b'')}"
         found.append(Contradiction(Kind.SOURCE_CHAIN, what, block=head.number))

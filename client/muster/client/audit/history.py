@@ -11,7 +11,7 @@ from typing import Any
 from muster.chain import BlockId, Chain, Deployment, RunView, apply_poll
 from muster.chain.abi import EventTable
 from muster.client.audit.contradictions import Check, Contradiction, ProofLevel, summarise
-from muster.client.audit.dump import DumpedBlock, DumpEnd, DumpReader, write_dump
+from muster.client.audit.dump import DumpedBlock, DumpEnd, DumpReader, writing_dump
 from muster.client.audit.endpoints import (
     check_block,
     compare,
@@ -60,8 +60,8 @@ class ChainHistory:
     """The contracts' state at that block."""
     about_source: Sequence[Check] = ()
     """Checks of the source."""
-    blocks: Sequence[DumpedBlock] = ()
-    """The raw blocks, if they were kept."""
+    dumped: int = 0
+    """Number of blocks that were written to a dump."""
     run_id: RunId | None = None
     """The only run that the contracts were asked about; None for all."""
 
@@ -107,20 +107,17 @@ class ChainHistory:
             )
         return run, wanted
 
-    def save(self, path: Path) -> int:
-        """Write a dump and return its number of blocks."""
-        end = DumpEnd(self.head, self.observed)
-        return write_dump(path, self.deployment, self.blocks, lambda: end)
 
-
-async def read(wanted: HistorySource, *, keeps_blocks: bool = False) -> ChainHistory:
-    """Return a history; raises ChainError, ConfigError, or EncodingError for a damaged dump."""
+async def read(wanted: HistorySource, *, dump_to: Path | None = None) -> ChainHistory:
+    """Return a history, and write the dump of a chain to a file. Raises ChainError, ConfigError,
+    or EncodingError for a damaged dump.
+    """
     if wanted.dump is not None:
         return read_dump(wanted.dump)
-    return await _read_rpc(wanted, keeps_blocks=keeps_blocks)
+    return await _read_rpc(wanted, dump_to)
 
 
-async def _read_rpc(wanted: HistorySource, *, keeps_blocks: bool) -> ChainHistory:
+async def _read_rpc(wanted: HistorySource, dump_to: Path | None) -> ChainHistory:
     async with AsyncExitStack() as stack:
         chains = [
             await stack.enter_async_context(await Chain.connect(rpc, wanted.deployments))
@@ -128,7 +125,7 @@ async def _read_rpc(wanted: HistorySource, *, keeps_blocks: bool) -> ChainHistor
         ]
         chain, others = chains[0], chains[1:]
         is_proven = wanted.proof is not ProofLevel.NONE
-        keeps_logs = keeps_blocks or is_proven or bool(others)
+        keeps_logs = dump_to is not None or is_proven or bool(others)
         heard = await read_source(chain, keeps_logs=keeps_logs)
         ledger, head = Ledger(), heard.poll.head
         apply_poll(ledger, heard.poll)
@@ -136,8 +133,14 @@ async def _read_rpc(wanted: HistorySource, *, keeps_blocks: bool) -> ChainHistor
         asked = of_run(ledger, wanted.run_id) if wanted.run_id and is_one else ledger
         # Before anything that takes long: an endpoint keeps the states of few blocks.
         observed = await observe(chain, asked, block=head.number)
-        about = [await prove(chain, heard, wanted.proof)] if is_proven else []
-        about += [await compare(heard, chain.rpc, other) for other in others]
+        about = [await compare(heard, chain.rpc, other) for other in others]
+        dump = dump_to and stack.enter_context(writing_dump(dump_to, chain.deployment))
+        if is_proven:
+            about.insert(0, await prove(chain, heard, wanted.proof, dump))
+        if dump:
+            for block in heard.blocks.values():
+                dump.add(block)
+            dump.end(DumpEnd(head, observed))
         if wanted.since is not None:
             past = DumpReader(wanted.since).blocks()
             describe = partial(_events_in, table=EventTable(chain.deployment.contracts))
@@ -148,7 +151,7 @@ async def _read_rpc(wanted: HistorySource, *, keeps_blocks: bool) -> ChainHistor
             head=head,
             observed=observed,
             about_source=about,
-            blocks=tuple(heard.blocks.values()) if keeps_blocks else (),
+            dumped=dump.blocks if dump else 0,
             run_id=wanted.run_id if is_one else None,
         )
 

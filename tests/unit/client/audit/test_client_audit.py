@@ -20,7 +20,7 @@ from muster import chain
 from muster.client.audit import money, work
 from muster.client.audit.command import _show
 from muster.client.audit.contradictions import MAX_LISTED, Contradiction, Kind, summarise
-from muster.client.audit.dump import DumpedBlock, DumpEnd, DumpReader, write_dump
+from muster.client.audit.dump import DumpedBlock, DumpEnd, DumpReader, writing_dump
 from muster.client.audit.evidence import EvidenceFolders
 from muster.client.audit.ledger import RECORD, Ledger, PackedRecords
 from muster.client.audit.lineage import stream_rows, trace
@@ -459,7 +459,10 @@ HEAD = chain.BlockId(9, keccak(b"head"))
 def test_a_dump_gives_back_what_was_put_in(tmp_path: Path) -> None:
     block = DumpedBlock(chain.BlockId(3, keccak(b"3")), 7, [], {"hash": "0x"}, [])
     path = tmp_path / "dump.gz"
-    assert write_dump(path, DEPLOYMENT, [block], lambda: DumpEnd(HEAD, OBSERVED)) == 1
+    with writing_dump(path, DEPLOYMENT) as dump:
+        dump.add(block)
+        dump.end(DumpEnd(HEAD, OBSERVED))
+    assert dump.blocks == 1
     reader = DumpReader(path)
     assert reader.deployment == DEPLOYMENT
     assert list(reader.blocks()) == [block]
