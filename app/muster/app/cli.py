@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import click
 
-from muster.client.cli.printing import printable
+from muster.client.cli.printing import SENT, printable
 from muster.protocol.errors import (
     ApiError,
     ChainUnreachable,
@@ -266,8 +266,12 @@ def exit_code(error: MusterError) -> int:
 
 
 def main(command: click.Command | None = None) -> None:
-    """Run a command line; a MusterError becomes `error:` and `hint:` lines and an exit code."""
+    """Run a command line; a MusterError becomes `error:` and `hint:` lines and an exit code.
+
+    What ends after a transaction was sent says so: code 3 would make scripts pay again.
+    """
     _hide_memory()
+    SENT.clear()
     # Objects that existed at the fork are permanent; the collector need not scan them.
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)
@@ -279,6 +283,7 @@ def main(command: click.Command | None = None) -> None:
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
+        _say(_sent_hint())
         sys.exit(STOPPED)
     except ModuleNotFoundError as error:
         if error.name == LAB:
@@ -320,14 +325,29 @@ def extra_of(module: str) -> str:
 def _crash() -> NoReturn:
     """End with the traceback of what is no message of ours: out of memory, or a defect."""
     traceback.print_exc()
-    sys.exit(CRASHED)
+    _say(_sent_hint())
+    sys.exit(REFUSED if SENT else CRASHED)
 
 
 def _fail(message: str, hint: str | None, code: int = REFUSED) -> None:
     click.echo(f"error: {printable(message)}", err=True)
+    _say(_sent_hint() or hint)
+    sys.exit(REFUSED if SENT else code)
+
+
+def _say(hint: str | None) -> None:
     if hint:
         click.echo(f"hint: {printable(hint)}", err=True)
-    sys.exit(code)
+
+
+def _sent_hint() -> str | None:
+    """Return what to do about the transactions that the command has sent; None without any."""
+    if not SENT:
+        return None
+    return (
+        f"look for {' and '.join(SENT)} on chain before you run the command again, which would "
+        "send another one"
+    )
 
 
 def _os_hint(error: OSError) -> str | None:

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.client.cli.options import FILE, FOLDER, PASSWORD_HELP, acting_options
+from muster.client.cli.options import (
+    FILE,
+    FOLDER,
+    PASSWORD_HELP,
+    acting_options,
+    agree as ask,
+)
 
 if TYPE_CHECKING:
     from muster.chain import Chain, RunConfig
@@ -115,8 +121,7 @@ def create(file: Path | None, yes: bool, as_json: bool, **flags: Any) -> None:
             require_checkable(plan.recipe, found[1], await chain.ledger.outcome_deadline())
         publisher = trainer.address if trainer.address == plan.trainer else None
         await _show(chain, config, plan, (owner.address, publisher), found)
-        if not yes:
-            click.confirm("Create the run?", abort=True, err=True)
+        ask("Create the run?", {"yes": yes})
 
     created = asyncio.run(
         create_run(

@@ -144,7 +144,11 @@ async def coins_of(chain: Chain, account: Address) -> int:
 async def require_gas(
     chain: Chain, account: Address, command: str, needed: GasMoney | None = None
 ) -> None:
-    """Raise ConfigError when an account cannot pay for a command; `needed` if it is known."""
+    """Raise ConfigError when an account cannot pay for a command; `needed` if it is known.
+
+    Also while it has a transaction that is not mined: it may be the same command's, from before.
+    """
+    await _require_settled(chain, account)
     needed = needed or await gas_money(chain, command)
     held = await coins_of(chain, account)
     if held < needed.wei:
@@ -153,6 +157,19 @@ async def require_gas(
             f"{needed} for gas",
             hint=f"send {account} some of the coin; on a development chain: muster devnet "
             "fund KEYSTORE",
+        )
+
+
+async def _require_settled(chain: Chain, account: Address) -> None:
+    counts = await chain.rpc.batch(
+        [("eth_getTransactionCount", [account, block]) for block in ("latest", "pending")]
+    )
+    mined, sent = map(from_hex, counts)
+    if sent > mined:
+        raise ConfigError(
+            f"{account} has sent {sent - mined} transactions that are not mined yet",
+            hint="this command may have sent them before: wait until they are mined, and see what "
+            "they did before you run it again",
         )
 
 

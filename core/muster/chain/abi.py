@@ -398,7 +398,7 @@ class Event:
     """The block's height."""
     block_hash: Hash32
     block_timestamp: int
-    """The block's time, Unix seconds."""
+    """The block's time, Unix seconds; 0 in a receipt whose endpoint does not tell it."""
     log_index: int
     """Position in the block."""
     tx_hash: str

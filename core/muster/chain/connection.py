@@ -39,7 +39,13 @@ from muster.chain.send_journal import JournalStore, SendJournal
 from muster.chain.sender import SendPolicy, TransactionSender
 from muster.protocol.eip712 import Domain, address_of
 from muster.protocol.encoding import hex0x
-from muster.protocol.errors import ConfigError, EncodingError, RpcError, WrongChain
+from muster.protocol.errors import (
+    ChainUnreachable,
+    ConfigError,
+    EncodingError,
+    RpcError,
+    WrongChain,
+)
 from muster.protocol.ids import Address, Hash32
 from muster.settings.profiles import resolve
 
@@ -50,7 +56,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _BEHIND_S = 1.0
-"""Seconds to wait for contracts that an endpoint does not know."""
+"""Seconds to wait for contracts and blocks that an endpoint does not know."""
 
 
 class Chain:
@@ -310,8 +316,7 @@ class Chain:
         logs = receipt["logs"]
         time = None
         if logs and not (isinstance(logs[0], dict) and "blockTimestamp" in logs[0]):
-            block = await self.rpc.call("eth_getBlockByHash", receipt["blockHash"], False)
-            time = from_hex(member(block, "timestamp"))
+            time = await self._time_of(receipt["blockHash"])
         try:
             events = [self.events.decode(log, time) for log in logs]
         except EncodingError as error:
@@ -327,6 +332,20 @@ class Chain:
             events=[event for event in events if event is not None],
             cost_wei=gas * price + l1_fee,
         )
+
+    async def _time_of(self, block_hash: str) -> int:
+        """Return the time of a transaction's block; 0 if the endpoint does not tell it: what is
+        mined must not look like a failure.
+        """
+        patience = RatePatience(_BEHIND_S)
+        while True:
+            try:
+                block = await self.rpc.call("eth_getBlockByHash", block_hash, False)
+                return from_hex(member(block, "timestamp"))
+            except (ChainUnreachable, RpcError) as error:
+                logger.debug("no time of a block", extra={"cause": str(error)})
+            if not await patience.waits():
+                return 0
 
 
 async def open_journal(

@@ -7,7 +7,8 @@ a second, and most commands only read.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from enum import Enum, auto
@@ -29,6 +30,9 @@ MARKET: list[Call] = [
     ("eth_maxPriorityFeePerGas", []),
 ]
 """The requests whose answers `market_fees` takes."""
+TELL_SENT: ContextVar[Callable[[str], None] | None] = ContextVar("TELL_SENT", default=None)
+"""Called with the hash of each transaction that may have left and that no journal outlives the
+process with: repeating its command would send another one."""
 _DEFAULT_TIP_WEI = 10**9
 HIGHEST_FEE = "MUSTER_MAX_FEE_GWEI"
 _FIELDS = ("chainId", "nonce", "gas", "maxFeePerGas", "maxPriorityFeePerGas", "data")

@@ -28,6 +28,7 @@ from muster.chain.abi import decode_revert
 from muster.chain.outgoing import (
     MARKET,
     MIN_BUMP,
+    TELL_SENT,
     SendRefusal,
     SignedTransaction,
     UnsignedTransaction,
@@ -243,6 +244,7 @@ class TransactionSender:
             if problem is None or refusal in (SendRefusal.KNOWN, SendRefusal.NONCE_USED):
                 # A used nonce may be this transaction's own, if an answer was lost: watching will
                 # show.
+                self._tell_sent(signed)
                 return action
             await self._journal.resolve(action, ActionState.REFUSED)
             if refusal is SendRefusal.OTHER:
@@ -503,6 +505,8 @@ class TransactionSender:
         dearer = replace(newest, fees=fees).signed(self._key)
         watch.action = await self._journal.add_attempt(watch.action, dearer)
         problem = await self._send_raw(dearer)
+        if problem is None:
+            self._tell_sent(dearer)
         extra = _about(watch.action) | {"cause": str(problem) if problem else "slow"}
         logger.info("transaction sent again with higher fees", extra=extra)
 
@@ -515,7 +519,15 @@ class TransactionSender:
             logger.warning("sent without an answer", extra={"tx": signed.tx_hash})
         except RpcError as error:
             return error
+        except asyncio.CancelledError:
+            self._tell_sent(signed)
+            raise
         return None
+
+    def _tell_sent(self, signed: SignedTransaction) -> None:
+        tell = TELL_SENT.get()
+        if tell is not None and not self._journal.is_kept:
+            tell(signed.tx_hash)
 
     # ---------------------------------------------------------------------- note
 

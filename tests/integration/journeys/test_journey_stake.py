@@ -1,5 +1,9 @@
 """Stake, leave, come back, change the node: at the command line, on the real contracts."""
 
+import asyncio
+import os
+import signal
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -21,13 +25,13 @@ from chain_scenario import (
     node_of,
     rejected,
 )
-from journey_stage import Stage, hint, open_stage, undone
+from journey_stage import PASSWORD, Stage, hint, open_stage, undone
 
 from muster.chain import RunTerms, WorkerStatus
 from muster.client.preflight import GAS_AND_BYTES, gas_money
 from muster.lab.economics.chain_costs import RESULTS, read_measured
 from muster.protocol.encoding import hex0x, keccak
-from muster.protocol.errors import ConfigError, NotYet
+from muster.protocol.errors import ChainUnreachable, ConfigError, NotYet
 from muster.protocol.ids import RunId
 from muster.wallet import keystore_address
 
@@ -55,6 +59,56 @@ async def stage(opened: Stage) -> AsyncIterator[Stage]:
 async def status_of(stage: Stage, worker: Person = HONEST) -> WorkerStatus:
     member = await stage.scenario.of(OWNER).workers.member_of(RUN_ID, worker.address)
     return member.status
+
+
+# Sent, and then
+
+
+async def test_hash_is_printed_though_the_chain_does_not_answer_afterwards(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> str:
+        raise ChainUnreachable("no answer")
+
+    monkeypatch.setattr("muster.client.cli.stake.what_next", fail)
+    await stage.scenario.of(HONEST).token.faucet(HONEST.address, 5 * TOKEN)
+    words = ("--keystore", stage.key("worker"), "--amount", "5", "--yes")
+    result = await stage.run("stake", *RUN, *words)
+    assert isinstance(result.exception, ChainUnreachable)
+    tx_hash = result.stdout.strip()
+    assert len(tx_hash) == 66
+    assert f"sent {tx_hash}, waiting\n" in result.stderr
+
+
+async def test_command_that_was_interrupted_is_not_paid_for_twice(stage: Stage) -> None:
+    rpc, vault = stage.scenario.rpc, stage.scenario.of(HONEST).vault
+    await rpc.call("evm_setIntervalMining", 100_000)
+    words = ("unstake", *RUN, "--keystore", stage.key("worker"), "--amount", "5", "--yes")
+    flags = ("--rpc", stage.scenario.anvil.rpc_url, "--deployments", str(stage.folder))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", "from muster.app.cli import main; main()", *words, *flags),
+        env={**os.environ, "MUSTER_PASSWORD": PASSWORD},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stderr is not None
+    line = b""
+    while not line.startswith(b"sent 0x"):
+        line = await process.stderr.readline()
+        assert line
+    process.send_signal(signal.SIGINT)
+    _, shown = await process.communicate()
+    tx_hash = line.split()[1].rstrip(b",").decode()
+    assert process.returncode == 130
+    assert f"hint: look for {tx_hash} on chain before".encode() in shown
+    again = await stage.error(*words)
+    assert isinstance(again, ConfigError)
+    assert f"{HONEST.address} has sent 1 transactions that are not mined yet" in str(again)
+    await rpc.call("evm_mine")
+    await rpc.call("evm_setAutomine", True)
+    assert (await vault.account_of(RUN_ID, HONEST.address)).unbonding_wei == 5 * TOKEN
+    await stage.json(*words)
+    assert (await vault.account_of(RUN_ID, HONEST.address)).unbonding_wei == 10 * TOKEN
 
 
 # Leave

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from muster.app import cli
 from muster.app.cli import COMMANDS, SECTIONS, main, muster
+from muster.client.cli.printing import tell_sent
 from muster.lifecycle.files import cannot_write
 from muster.protocol import errors
 from muster.trainer.cli import SECTIONS as TRAINER_SECTIONS, trainer_run
@@ -252,6 +253,48 @@ def test_exit_codes_tell_not_now_from_not_so(
     with pytest.raises(SystemExit) as caught:
         main()
     assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.ChainUnreachable("no answer", hint="wait a minute and try again"), 1),
+        (errors.TransactionLost("no receipt", tx="0xa1", is_remembered=False), 1),
+        (errors.StorageFailed("the disk is full"), 1),
+        (OSError(errno.ENOSPC, "No space left on device"), 1),
+        (ZeroDivisionError(), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+@pytest.mark.parametrize("sent", [[], ["0xa1"], ["0xa1", "0xa2"]])
+def test_command_that_sent_something_does_not_ask_to_be_repeated(
+    sent: list[str],
+    error: BaseException,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    @click.command()
+    def command() -> None:
+        for each in sent:
+            tell_sent(each)
+        raise error
+
+    tell_sent("0xb1")  # by an earlier command
+    capsys.readouterr()
+    monkeypatch.setattr(cli, "muster", command)
+    monkeypatch.setattr(sys, "argv", ["muster"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    shown = capsys.readouterr().err
+    for each in sent:
+        assert f"sent {each}, waiting\n" in shown
+    warning = f"hint: look for {' and '.join(sent)} on chain before you run the command again"
+    assert (warning in shown) is bool(sent)
+    assert "0xb1" not in shown
+    if sent:
+        assert caught.value.code == code
+        assert "try again" not in shown
 
 
 def test_exit_codes_are_those_of_the_reference() -> None:

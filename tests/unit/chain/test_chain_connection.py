@@ -1,10 +1,11 @@
 from typing import Any
 
 import pytest
-from chain_fakes import DEPLOYMENT, FakeNode, address, encode_log, placed
+from chain_fakes import DEPLOYMENT, FakeNode, address, deposit, encode_log, placed
 from eth_abi.abi import encode
+from sender_fakes import Pool
 
-from muster.chain import Chain, WorkerStatus
+from muster.chain import Chain, WorkerStatus, connection
 from muster.protocol.errors import ChainError, ConfigError, ContractRevert, RpcError, WrongChain
 from muster.protocol.ids import RunId
 
@@ -151,3 +152,39 @@ async def test_receipt_carries_the_events_of_our_contracts(node: FakeNode, timed
     assert receipt.events[0].block_timestamp == block.timestamp
     with pytest.raises(ChainError, match="emitted no RunCreated"):
         receipt.event("RunCreated")
+
+
+@pytest.mark.parametrize(("answers", "time"), [(0, 1001), (2, 1001), (99, 0)])
+@pytest.mark.parametrize("failure", [None, RpcError("limit exceeded", code=-32000)])
+async def test_mined_transaction_has_its_receipt_though_its_block_is_not_served(
+    pool: Pool,
+    monkeypatch: pytest.MonkeyPatch,
+    answers: int,
+    time: int,
+    failure: RpcError | None,
+) -> None:
+    """Several nodes may serve one address, and the receipt come from one that is ahead."""
+    monkeypatch.setattr(connection, "_BEHIND_S", 0.5)
+    block, left = pool.mine(deposit(1)), [answers]
+    confirm, by_hash = pool.confirm, pool.methods["eth_getBlockByHash"]
+
+    def with_log(transaction: dict[str, Any]) -> None:
+        confirm(transaction)
+        log = placed(block.logs[0], block, 0, timed=False)
+        place = {"blockHash": log["blockHash"], "blockNumber": log["blockNumber"]}
+        pool.mined[transaction["hash"]] |= {**place, "gasUsed": "0x10", "logs": [log]}
+
+    def later(digest: str, full: bool) -> Any:
+        if not left[0]:
+            return by_hash(digest, full)
+        left[0] -= 1
+        if failure is not None:
+            raise failure
+        return None
+
+    pool.confirm = with_log  # type: ignore[method-assign]
+    pool.methods["eth_getBlockByHash"] = later
+    chain = Chain(pool.rpc, DEPLOYMENT, key=KEY)
+    receipt = await chain.vault.deposit(RunId(1), address(1), 1)
+    assert receipt.tx_hash == pool.sent[0]["hash"]
+    assert receipt.event("Deposited").block_timestamp == time

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
+from muster.client.cli.printing import tell_sent
 from muster.protocol.errors import ConfigError, EncodingError
 from muster.protocol.ids import Address, to_address
 from muster.settings import Settings, load_settings
@@ -104,9 +105,14 @@ def open_keystore(keystore: Path, password_file: Path | None, what: str = "keyst
 
 
 def agree(question: str, options: Mapping[str, Any]) -> None:
-    """Ask for confirmation unless --yes was given; a refusal ends the command."""
+    """Ask for confirmation unless --yes was given; a refusal ends the command. What is sent from
+    now on is told on stderr.
+    """
+    from muster.chain.outgoing import TELL_SENT
+
     if not options["yes"]:
         click.confirm(question, abort=True, err=True)
+    TELL_SENT.set(tell_sent)
 
 
 def parse_account(text: str) -> Address:

@@ -12,11 +12,19 @@ import click
 
 WIDTH = 80
 """Default width in columns, if the terminal does not give one."""
+SENT: list[str] = []
+"""Hashes of the transactions that this command sent after its question; no journal has them."""
 
 
 def printable(text: str) -> str:
     """Return a text without control characters: a stranger's text must not control the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
+
+
+def tell_sent(tx_hash: str) -> None:
+    """Print a transaction that was sent, and keep it for the end of the command."""
+    SENT.append(tx_hash)
+    click.echo(f"sent {tx_hash}, waiting", err=True)
 
 
 def print_json(value: Any) -> None:

@@ -535,7 +535,7 @@ async def _carry_out(name: str, options: dict[str, Any], plan: Plan) -> None:
         click.echo("\n".join(lines_of(words)), err=True)
         agree("Go on?", options)
         receipts = [await step.send(chain) for step in act.steps]
-    report |= {"effective_at": _mined_at(receipts) + act.delay_s}
+    report |= {"effective_at": (_mined_at(receipts) or now) + act.delay_s}
     report |= {"gas": sum(receipt.gas_used for receipt in receipts)}
     hashes = [receipt.tx_hash for receipt in receipts]
     _print(report | {"transactions": hashes}, {"transactions": hashes}, options["as_json"])
@@ -585,5 +585,5 @@ def _print(report: dict[str, Any], words: dict[str, Any], as_json: bool) -> None
 
 
 def _mined_at(receipts: list[Receipt]) -> int:
-    """Return the time of the last block; every act ends with an event."""
+    """Return the time of the last block, 0 if it is not known; every act ends with an event."""
     return receipts[-1].events[-1].block_timestamp

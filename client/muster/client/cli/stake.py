@@ -23,7 +23,7 @@ from muster.client.cli.options import (
     orchestrator_option,
     run_option,
 )
-from muster.client.cli.printing import print_json, print_result, printable
+from muster.client.cli.printing import print_result, printable
 from muster.client.preflight import require_cold, require_gas, require_worker
 from muster.client.quantities import format_time, format_tokens, parse_tokens
 from muster.client.stake import (
@@ -109,18 +109,15 @@ async def _stake(owner: Wallet, node: Wallet | None, options: dict[str, Any]) ->
             )
         else:
             receipt = await add_stake(chain, run_id, owner.address, offer.amount_wei)
-        next_step = await what_next(chain, owner.address, run_id)
-    if options["as_json"]:
         staked = {
             "account": owner.address,
             "run": run_id,
             "amount_tokens": format_tokens(offer.amount_wei),
             "amount_wei": str(offer.amount_wei),
+            "transaction": receipt.tx_hash,
         }
-        print_json({**staked, "transaction": receipt.tx_hash})
-    else:
-        click.echo(receipt.tx_hash)
-    click.echo(next_step, err=True)
+        print_result(staked, options["as_json"], receipt.tx_hash)
+        click.echo(await what_next(chain, owner.address, run_id), err=True)
 
 
 async def _ticket_units(chain: Chain, run_id: RunId, url: str | None) -> int | None:

@@ -20,6 +20,7 @@ from muster.client.cli.options import (
     FOLDER,
     PASSWORD_HELP,
     acting_options,
+    agree,
     endpoint,
     key_options,
     open_keystore,
@@ -291,8 +292,7 @@ async def _agree(duty: SilenceDuty, count: int, options: dict[str, Any]) -> None
 
     chain: Chain = duty.chain
     await require_gas(chain, chain.me, "worker submit-direct", await gas_money(chain, "show"))
-    if not options["yes"]:
-        click.confirm(f"Send transactions for {count} of them?", abort=True, err=True)
+    agree(f"Send transactions for {count} of them?", options)
 
 
 async def _carry_out(duty: SilenceDuty, read: Any, plan: _NextStep) -> list[str]:

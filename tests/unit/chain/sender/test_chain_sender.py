@@ -7,7 +7,7 @@ from hexbytes import HexBytes
 from sender_fakes import POLICY, REVERT, TO, Pool, until
 
 from muster.chain import SendJournal
-from muster.chain.outgoing import highest_fee
+from muster.chain.outgoing import TELL_SENT, highest_fee
 from muster.protocol import errors
 
 
@@ -288,6 +288,45 @@ async def test_cancelled_send_leaves_the_sender_usable(pool: Pool) -> None:
     pool.auto = True
     await sender.send(TO, b"")
     assert pool.sent[-1]["nonce"] == 1
+
+
+@pytest.mark.parametrize(
+    ("moment", "is_told"), [("refused", False), ("answered", True), ("cancelled", True)]
+)
+@pytest.mark.parametrize("is_kept", [True, False])
+async def test_what_may_have_left_is_told_unless_a_journal_remembers_it(
+    pool: Pool, tmp_path: Path, moment: str, is_told: bool, is_kept: bool
+) -> None:
+    pool.auto, told, take = False, list[str](), pool.methods["eth_sendRawTransaction"]
+
+    def send(raw: str) -> Any:
+        if moment == "refused":
+            raise errors.RpcError("intrinsic gas too low", code=-32000)
+        take(raw)
+        if moment == "cancelled":
+            raise asyncio.CancelledError
+        return None
+
+    pool.methods["eth_sendRawTransaction"] = send
+    TELL_SENT.set(told.append)
+    journal = SendJournal(tmp_path / "journal", "scope") if is_kept else None
+    sender = pool.sender(journal=journal)
+    sending = asyncio.create_task(sender.send(TO, b""))
+    await until(lambda: sending.done() or bool(pool.sent and pool.now))
+    sending.cancel()
+    await asyncio.gather(sending, return_exceptions=True)
+    assert told == [each["hash"] for each in pool.sent if is_told and not is_kept]
+    assert bool(pool.sent) is is_told
+    sender.close()
+
+
+async def test_dearer_attempt_is_told_too(pool: Pool) -> None:
+    pool.auto, told = False, list[str]()
+    TELL_SENT.set(told.append)
+    with pytest.raises(errors.TransactionLost):
+        await pool.sender().send(TO, b"")
+    assert told == [each["hash"] for each in pool.sent]
+    assert len(told) > 1
 
 
 @pytest.mark.parametrize("block", ["latest", "pending"])
