@@ -26,6 +26,7 @@ from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import TaskError
 from muster.protocol.recipe import VerifierIdentity
 from muster.tasks import code, exact_match, judge, output_prediction, reasoning_gym, toys
+from muster.tasks.given_up import REASON, is_given_up
 from muster.tasks.math.verifier import VERIFIER as MATH
 from muster.tasks.problem import Problem
 from muster.tasks.python_tool import with_python
@@ -226,8 +227,11 @@ def load_makers(points: Iterable[EntryPoint]) -> dict[str, SetMaker]:
 def verify(problem: Problem, completion: str) -> Grade:
     """Return the grade of a completion; never raises, whatever the text or the verifier does.
 
-    A missing, failing or misbehaving verifier makes it Undecided.
+    A missing, failing or misbehaving verifier makes it Undecided, and so does work that was given
+    up.
     """
+    if is_given_up():
+        return Undecided(REASON, is_disturbance=True)
     verifier = installed_verifiers().get(problem.task_type)
     if verifier is None:
         return Undecided(f"no verifier for task type {problem.task_type!r} is installed")

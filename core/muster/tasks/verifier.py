@@ -23,6 +23,7 @@ from typing import TypeVar
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import TaskError
 from muster.protocol.recipe import VerifierIdentity
+from muster.tasks.given_up import GIVEN_UP, REASON, is_given_up
 from muster.tasks.problem import Problem
 
 logger = logging.getLogger(__name__)
@@ -125,9 +126,11 @@ class Environment:
     def answer(self, problem: Problem, said: Sequence[str]) -> Turn:
         """Return `turn`'s answer; never raises, whatever the text or the environment does.
 
-        A malformed answer or an exception becomes Undecided. After `max_replies` the last turn is
-        graded.
+        A malformed answer or an exception becomes Undecided, and so does the answer in work that was
+        given up. After `max_replies` the last turn is graded.
         """
+        if is_given_up():
+            return Undecided(REASON, is_disturbance=True)
         if len(said) > self.max_replies:
             return Done(said[-1])
         try:
@@ -289,5 +292,7 @@ def in_threads(function: Callable[[T], R], given: Sequence[T], parallel: int) ->
     """Return the function's results in order, up to `parallel` computed at a time. Blocks."""
     if parallel == 1 or len(given) < 2:
         return [function(each) for each in given]
-    with ThreadPoolExecutor(parallel, thread_name_prefix="grading") as executor:
+    with ThreadPoolExecutor(
+        parallel, "grading", initializer=GIVEN_UP.set, initargs=(GIVEN_UP.get(),)
+    ) as executor:
         return list(executor.map(function, given))

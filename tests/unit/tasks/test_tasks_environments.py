@@ -1,9 +1,11 @@
 """Environments answer any input, and the Python tool's replies depend little on the machine."""
 
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from threading import Event
 
 import pytest
 from hypothesis import given, strategies as st
@@ -22,6 +24,7 @@ from muster.tasks import (
     registry,
     verify,
 )
+from muster.tasks.given_up import GIVEN_UP
 from muster.tasks.python_tool import (
     MAX_OUTPUT_CHARS,
     PYTHON_TOOL,
@@ -80,6 +83,24 @@ def test_answers_come_in_the_order_asked(parallel: int) -> None:
     texts = [str(number) for number in range(40)]
     turns = ask_all([Question(echo, PROBLEM, (text,)) for text in texts])
     assert turns == [Reply(text) for text in texts]
+
+
+@pytest.mark.parametrize("parallel", [1, 3])
+def test_nothing_is_asked_for_work_that_was_given_up(parallel: int) -> None:
+    asked = list[str]()
+
+    def turn(_problem: Problem, said: tuple[str, ...]) -> Reply:
+        asked.append(said[-1])
+        return Reply("go on")
+
+    environment = Environment(turn, sources=(), parallel=parallel)
+    given_up, context = Event(), copy_context()
+    given_up.set()
+    context.run(GIVEN_UP.set, given_up)
+    questions = [Question(environment, PROBLEM, ("?",))] * 4
+    found = context.run(ask_all, questions)
+    assert (found, asked) == ([Undecided("the work was given up")] * 4, [])
+    assert ask_all(questions) == [Reply("go on")] * 4
 
 
 def test_only_task_types_with_an_environment_have_a_dialogue() -> None:

@@ -4,18 +4,21 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from muster.lab.redteam.hostile.programs import STOPS, TAKES, tried
+from muster.tasks.given_up import GIVEN_UP
 from muster.tasks.sandbox import (
     Limits,
     Outcome,
@@ -151,6 +154,27 @@ def test_judge_stops_the_run(sandbox: Sandbox) -> None:
     job = SandboxJob("import time\nif input() == 'wait': time.sleep(9)", ("", "", "wait", "wait"))
     outcome = sandbox.run(job, Limits(), judge)
     assert (seen, outcome.ended, outcome.tests[3]) == ([0, 1], "stopped", None)
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_run_that_is_given_up_is_no_outcome(
+    sandbox: Sandbox, request: pytest.FixtureRequest, begins: bool
+) -> None:
+    given_up = threading.Event()
+    request.addfinalizer(partial(GIVEN_UP.reset, GIVEN_UP.set(given_up)))
+
+    def give_up(*_: Any) -> bool:
+        given_up.set()
+        return True
+
+    if not begins:
+        given_up.set()
+    begun_s = time.monotonic()
+    hanging = SandboxJob("import time\nif input(): time.sleep(20)", ("", "x"))
+    with pytest.raises(SandboxUnavailable):
+        sandbox.run(hanging, Limits(wall_s=20.0, total_s=30.0), give_up)
+    assert time.monotonic() - begun_s < 10
+    assert probe().sandbox is not None  # nobody else's answer
 
 
 def test_runs_at_the_same_time_have_different_users(level: Level) -> None:

@@ -3,10 +3,11 @@
 import errno
 import re
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Event
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from muster.tasks import (
     verify,
     verify_all,
 )
+from muster.tasks.given_up import GIVEN_UP
 from muster.tasks.toys import make_sort
 from muster.tasks.verifier import python_here, source_files
 
@@ -305,6 +307,32 @@ def test_sources_that_cannot_be_hashed_are_named(module: str) -> None:
 def test_many_answers_are_graded_in_their_order(answers: list[str]) -> None:
     expected = [Graded(1.0 if answer == "4" else 0.0) for answer in answers]
     assert verify_all([(GOLD, answer) for answer in answers]) == expected
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_answers_are_graded_until_the_work_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, parallel: int
+) -> None:
+    work, graded = Event(), list[str]()
+
+    def grade(_problem: Problem, completion: str) -> Graded:
+        graded.append(completion)
+        if completion == "5":
+            work.set()
+        elif int(completion) > 5:
+            work.wait()
+        return Graded(0.0)
+
+    plugin = Verifier("plugin", "1", grade, sources=("json",), parallel=parallel)
+    monkeypatch.setattr(registry, "installed_verifiers", lambda: {"exact_match": plugin})
+    context = copy_context()
+    context.run(GIVEN_UP.set, work)
+    answers = [(GOLD, str(number)) for number in range(40)]
+    grades = context.run(verify_all, answers)
+    assert grades[:6] == [Graded(0.0)] * 6
+    assert grades[-1] == Undecided("the work was given up")
+    assert len(graded) <= 5 + parallel
+    assert verify_all(answers) == [Graded(0.0)] * 40
 
 
 def test_answers_graded_at_the_same_time_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:

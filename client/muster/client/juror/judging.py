@@ -9,9 +9,11 @@ import logging
 import os
 from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
+from threading import Event
 from typing import Any, TypeVar
 
 import httpx
@@ -45,6 +47,7 @@ from muster.protocol.messages import Reason, Submission, Verdict
 from muster.shardcast import Fetcher
 from muster.shardcast.cache import LacksRoom, discard, reserve_in, room_in
 from muster.shardcast.download import finished
+from muster.tasks.given_up import GIVEN_UP
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +57,8 @@ TURN_S = 60.0
 """Least seconds for which a case may hold the engine while other cases wait."""
 LOOK_S = 0.5
 """Seconds between two looks at whether its turn is over."""
+STOP_S = 10.0
+"""Seconds that stopped work has to end before others get the engine; only a verifier takes longer."""
 POLICIES = "policies"
 """Folder of fetched policies, in the state folder."""
 FETCH_TURN_S = 600.0
@@ -317,10 +322,13 @@ class CaseJudge:
             self._turn.release()
 
     async def _attended(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of work with the engine. The engine is stopped, and the work has ended,
-        when its case is given up, or when its turn is over and others wait: raises EngineError.
+        """Return the result of work with the engine. The engine is stopped, and the work has ended
+        or needs no engine, when its case is given up, or when its turn is over and others wait:
+        raises EngineError.
         """
-        task = asyncio.create_task(work)
+        given_up, context = Event(), copy_context()
+        context.run(GIVEN_UP.set, given_up)
+        task = asyncio.create_task(work, context=context)
         try:
             while not (await asyncio.wait([task], timeout=LOOK_S))[0]:
                 if self._waiting and asyncio.get_running_loop().time() >= self._turn_ends:
@@ -329,17 +337,23 @@ class CaseJudge:
                         hint="other cases go on; this one is tried again until a vote is due",
                     )
         except BaseException:
+            given_up.set()
             await finished(asyncio.create_task(self._stop(task)))
             raise
         return task.result()
 
     async def _stop(self, task: asyncio.Task[Any]) -> None:
-        """Return once work with the engine has ended."""
+        """Return once work with the engine has ended, or is in a verifier: nothing interrupts its
+        thread, which grades no other answer.
+        """
         self._loaded = None
+        stop_ends = asyncio.get_running_loop().time() + STOP_S
         while not task.done():
             if isinstance(self.engine, ProcessEngine):
                 await asyncio.to_thread(self.engine.stop)
             await asyncio.wait([task], timeout=LOOK_S)
+            if asyncio.get_running_loop().time() >= stop_ends:
+                task.cancel()
         if not task.cancelled() and (error := task.exception()):
             logger.info("work with the engine ended", extra={"error": str(error)})
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from muster.tasks.given_up import REASON, is_given_up
 from muster.tasks.sandbox.command import Limits, Tools, sandbox_command
 from muster.tasks.sandbox.per_run import has_met_limit, memory_group, unused_id
 from muster.tasks.sandbox.seccomp import filter_program
@@ -89,7 +90,8 @@ class Sandbox:
 
         Blocks at most a second longer than `limits.total_s`, and without a report at most for a
         test's `limits.wall_s` plus LATE_S. Raises SandboxUnavailable when the sandbox does not
-        start, or when this machine ended a test because it ran out of memory or was too busy.
+        start, when this machine ended a test because it ran out of memory or was too busy, or when
+        the work was given up, at most LOOK_S ago.
         """
         with ExitStack() as stack:
             try:
@@ -176,6 +178,9 @@ class _Run:
         events = selector.select(max(0.0, min(LOOK_S, self._due - time.monotonic())))
         if time.monotonic() >= self._due:
             self._ended = "deadline"
+            return
+        if is_given_up():
+            self._ended, self._trouble = "stopped", REASON
             return
         if not events and self._is_started:
             self._look()

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextvars import Context
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -137,7 +138,8 @@ def _level(sandbox: Sandbox) -> Level:
 
 def _attack(sandbox: Sandbox) -> list[str]:
     """Return the attacks that succeeded; an unreadable answer counts as one."""
-    outcome = sandbox.run(SandboxJob(_PROBE.read_text(), ("",)), _LIMITS)
+    # In a context of its own: the level is everybody's, whatever work is given up meanwhile.
+    outcome = Context().run(sandbox.run, SandboxJob(_PROBE.read_text(), ("",)), _LIMITS)
     test = outcome.tests[0]
     try:
         said = json.loads(test.out) if test else None

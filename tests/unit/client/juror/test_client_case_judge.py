@@ -4,6 +4,7 @@ import asyncio
 import json
 import shutil
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,7 @@ from worlds.validator_bench import PlainDecoder
 from muster.api import BatchEntry
 from muster.chain import ClaimView, LeasedWork
 from muster.client.connections import make_engine
+from muster.client.juror import judging
 from muster.client.juror.duty import require_place
 from muster.client.juror.judging import TURN_S, CaseJudge
 from muster.client.settings import JurorSettings
@@ -50,7 +52,7 @@ from muster.protocol.ids import PolicyVersion
 from muster.protocol.jury import BenchPlace, Ruling, summons_of
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
 from muster.protocol.rollouts import Rollout, encode_rollouts
-from muster.tasks import identities
+from muster.tasks import Grade, Problem, exact_match, identities, registry
 from muster.toploc import build_proofs
 
 
@@ -408,6 +410,43 @@ async def test_policy_that_hangs_is_stopped_and_other_cases_are_judged(
     with pytest.raises(asyncio.CancelledError if is_given_up else EngineError):
         await hanging
     judge.engine.close()
+
+
+@pytest.mark.parametrize("is_given_up", [False, True])
+async def test_verifier_that_hangs_delays_no_vote_and_no_other_case(
+    world: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_given_up: bool
+) -> None:
+    shown = world(ROWS, REJECTED)
+    judge, loop = shown.judge(), asyncio.get_running_loop()
+    hangs, ends, graded = asyncio.Event(), threading.Event(), []
+
+    def grade(problem: Problem, completion: str) -> Grade:
+        graded.append(threading.get_ident())
+        if len(graded) == 1:
+            loop.call_soon_threadsafe(hangs.set)
+            ends.wait()
+        return exact_match.grade_exact_match(problem, completion)
+
+    async def fetch(*_: Any) -> Path:
+        return tmp_path
+
+    grader = replace(exact_match.VERIFIER, grade=grade)
+    monkeypatch.setattr(registry, "installed_verifiers", lambda: {"exact_match": grader})
+    monkeypatch.setattr(CaseJudge, "_fetch", fetch)
+    monkeypatch.setattr(judging, "STOP_S", 0.0)
+    judge.turn_s = TURN_S if is_given_up else 0.0
+    hanging = asyncio.create_task(judge.judge(shown.case))
+    await hangs.wait()
+    other = asyncio.create_task(judge.judge(shown.case))
+    if is_given_up:
+        hanging.cancel()
+    with pytest.raises(asyncio.CancelledError if is_given_up else EngineError):
+        await hanging
+    assert (await other)[0] == ACCEPTED
+    ends.set()
+    await loop.shutdown_default_executor()
+    # The thread that hung graded no other answer.
+    assert graded.count(graded[0]) == 1
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits are read in /proc")
