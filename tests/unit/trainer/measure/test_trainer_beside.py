@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.errors import ApiError, NotYet, PolicyUnavailable
+from muster.protocol.errors import ApiError, EngineError, NotYet, PolicyUnavailable
 from muster.protocol.ids import Hash32, PolicyVersion
 from muster.trainer.measure.beside import Follower
 from muster.trainer.measure.evaluate import Estimate, Evaluation
@@ -23,7 +23,7 @@ class World:
         self.reported: list[tuple[int, float]] = []
         self.lacking: set[int] = set()
         self.refusal: ApiError | None = None
-        self.is_disturbed = False
+        self.failing: dict[int, NotYet | EngineError] = {}
         self.run = SimpleNamespace(closed_at=0, latest_version=None, checkpoints={})
         for version in range(newest + 1):
             self.publish(version)
@@ -65,8 +65,8 @@ class World:
 
     def evaluate(self, folder: Path, version: PolicyVersion) -> Evaluation:
         assert folder.name == str(version)
-        if self.is_disturbed:
-            raise NotYet("no problem could be graded")
+        if version in self.failing:
+            raise self.failing[version]
         share = Estimate(version / 10, 0.0, 1.0)
         return Evaluation(version, share, {1: share}, 4, 0, 1, 3.0, 0.0, None)
 
@@ -112,15 +112,44 @@ async def test_a_version_whose_line_is_incomplete_is_evaluated_again(
     assert log.read_bytes() == whole
 
 
-async def test_a_version_that_this_machine_could_not_grade_stays_due(tmp_path: Path) -> None:
+UNGRADED = NotYet("no problem could be graded")
+NO_MEMORY = EngineError("inference failed: out of memory")
+
+
+@pytest.mark.parametrize("error", [UNGRADED, NO_MEMORY])
+async def test_a_version_that_this_machine_could_not_grade_stays_due(
+    tmp_path: Path, error: NotYet | EngineError
+) -> None:
     world = World(tmp_path, newest=1)
-    world.is_disturbed = True
+    world.failing = {0: error, 1: error}
     follower = world.follower()
     assert await follower.evaluate_all() == 0
     assert (world.versions, follower.due()) == ([], 0)
-    world.is_disturbed = False
+    world.failing = {}
     assert await follower.evaluate_all() is None
     assert world.versions == [0, 1]
+
+
+async def test_a_version_that_fails_again_makes_way_for_a_newer_one(tmp_path: Path) -> None:
+    world = World(tmp_path, newest=1)
+    world.failing = {1: NO_MEMORY}
+    follower = world.follower()
+    # Nothing newer is there.
+    assert [await follower.evaluate_all() for _ in range(3)] == [1, 1, 1]
+    world.publish(2)
+    assert await follower.evaluate_all() is None
+    assert world.versions == [0, 2]
+    assert follower.due() is None
+
+
+async def test_no_version_makes_way_while_this_machine_grades_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path, newest=2)
+    world.failing = dict.fromkeys(range(3), UNGRADED)
+    follower = world.follower()
+    assert [await follower.evaluate_all() for _ in range(3)] == [0, 0, 0]
+    world.failing = {}
+    assert await follower.evaluate_all() is None
+    assert world.versions == [0, 1, 2]
 
 
 async def test_every_so_many_versions_and_the_last_are_evaluated(tmp_path: Path) -> None:

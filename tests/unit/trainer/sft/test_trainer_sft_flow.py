@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from muster.app.cli import muster
 from muster.protocol.encoding import canonical_json
-from muster.protocol.errors import ConfigError, MusterError, StorageError
+from muster.protocol.errors import ConfigError, EngineError, MusterError, StorageError
 from muster.protocol.recipe import PromptRecipe
 from muster.protocol.sft import SftRecipe
 from muster.tasks import Undecided
@@ -164,6 +164,20 @@ def test_training_goes_on_where_nothing_can_be_graded(
     found = [entry["eval"] for entry in entries(job) if "eval" in entry]
     assert [each["policy_version"] for each in found] == [0, STEPS]
     assert all(each["loss"] > 0 and each.get("reward") is None for each in found)
+
+
+def test_fine_tuning_ends_with_its_model_where_the_engine_fails(
+    tmp_path: Path, data: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise EngineError("inference failed: out of memory")
+
+    monkeypatch.setattr(evaluate, "play", fails)
+    make_sort(2, seed=3).write(tmp_path / "held-out.jsonl")
+    job = replace(job_of(tmp_path, data, model_folder), eval_set=tmp_path / "held-out.jsonl")
+    assert fine_tune(replace(job, eval_every=0)).is_dir()
+    found = [entry["eval"] for entry in entries(job) if "eval" in entry]
+    assert all(each["loss"] > 0 and "reward" not in each for each in found)
 
 
 def test_reward_on_held_out_problems_is_measured(

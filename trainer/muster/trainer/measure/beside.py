@@ -7,8 +7,8 @@
   5. note      write a line to evaluations.jsonl, from which a restart resumes
 
 If it is killed between 4 and 5, it evaluates the version again, with the same noise. A version that
-cannot be fetched is skipped if a relay offers a newer one, and else tried again. At most `KEPT`
-versions are on the disk.
+cannot be fetched is skipped if a relay offers a newer one, and one with which the engine failed
+twice if a newer one is due; else both are tried again. At most `KEPT` versions are on the disk.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from muster.api import OrchestratorApi
 from muster.chain import Chain, ChainView, Event, EventReader, RunView, find_run, follow
 from muster.inference import InferenceEngine
 from muster.lifecycle import ComputeThread
-from muster.protocol.errors import ApiError, NotYet, PolicyUnavailable
+from muster.protocol.errors import ApiError, EngineError, NotYet, PolicyUnavailable
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.recipe import Recipe
 from muster.shardcast import Fetcher, TrustedRoot
@@ -89,7 +89,9 @@ class Follower:
     tell: Callable[[Evaluation], None] = lambda _: None
     """Called with every evaluation."""
     passed_over: set[PolicyVersion] = field(default_factory=set)
-    """Versions that were skipped because no relay has them any more."""
+    """Versions that this process skips: no relay has them any more, or the engine failed twice."""
+    failed: set[PolicyVersion] = field(default_factory=set)
+    """Versions with which the engine failed."""
 
     @property
     def is_over(self) -> bool:
@@ -99,9 +101,11 @@ class Follower:
 
     def due(self) -> PolicyVersion | None:
         """Return the oldest version that still has to be evaluated."""
+        return min(self._waiting(), default=None)
+
+    def _waiting(self) -> list[PolicyVersion]:
         done = self.log.evaluated() | self.passed_over
-        waiting = (v for v in self.run().checkpoints if v not in done and self._is_wanted(v))
-        return min(waiting, default=None)
+        return [v for v in self.run().checkpoints if v not in done and self._is_wanted(v)]
 
     def _is_wanted(self, version: PolicyVersion) -> bool:
         newest = self.run().latest_version
@@ -126,11 +130,23 @@ class Follower:
                 continue
             try:
                 await self._evaluate(version, root, folder)
-            except NotYet as error:
+            except (EngineError, NotYet) as error:
                 said = {"policy_version": version, "error": str(error)}
-                logger.warning("version not evaluated yet", extra=said)
-                return version
+                if not self._may_pass(version, error):
+                    logger.warning("version not evaluated yet", extra=said)
+                    return version
+                logger.warning("version skipped", extra=said)
+                self.passed_over.add(version)
         return None
+
+    def _may_pass(self, version: PolicyVersion, error: EngineError | NotYet) -> bool:
+        """Note a failure; tell whether a newer version comes first. A machine that grades nothing
+        (NotYet) would grade nothing of that one either."""
+        if isinstance(error, NotYet):
+            return False
+        is_repeated = version in self.failed
+        self.failed.add(version)
+        return is_repeated and version < max(self._waiting())
 
     async def _evaluate(self, version: PolicyVersion, root: Hash32, folder: Path) -> None:
         thread = ComputeThread()

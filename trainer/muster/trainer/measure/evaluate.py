@@ -97,7 +97,8 @@ class Evaluator:
     def evaluate(self, folder: Path, version: PolicyVersion) -> Evaluation:
         """Return the results of a policy, sampled as workers sample; blocking.
 
-        Raises NotYet when no problem could be graded and this machine is at fault.
+        Raises NotYet when no problem could be graded and this machine is at fault, EngineError when
+        the engine fails.
         """
         self._engine.load_policy(folder, version)
         asked = asked_of(self._recipe, self._task_set, range(len(self._task_set)))

@@ -26,7 +26,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from muster.inference.transformers_engine import TransformersEngine
-from muster.protocol.errors import ConfigError, NotYet
+from muster.protocol.errors import ConfigError, EngineError, NotYet
 from muster.protocol.ids import PolicyVersion, Step
 from muster.tasks import TaskSet, check_task_set
 from muster.trainer.learn.follow import follow
@@ -181,18 +181,25 @@ class FineTuning:
             found |= self._held_out_loss()
         if self._evaluator is not None:
             folder = self._folder(step)
-            try:
-                with self._ranks.beating():
-                    measured = self._evaluator.evaluate(folder, PolicyVersion(step))
-                found |= evaluation_entry(measured)["eval"]
-            except NotYet as error:
-                logger.warning("reward not measured", extra={"step": step, "error": str(error)})
+            with self._ranks.beating():
+                found |= self._reward(self._evaluator, folder, step)
         if len(found) > 1:
             self._log.append({"eval": found})
             shown: dict[str, Any] = {
                 n: round(found[n], 4) for n in ("loss", "reward") if found.get(n) is not None
             }
             logger.info("evaluated", extra={"step": step, **shown})
+
+    def _reward(self, evaluator: Evaluator, folder: Path, step: Step) -> dict[str, Any]:
+        """Return the results on held-out problems; nothing when this machine cannot measure
+        them."""
+        try:
+            measured = evaluator.evaluate(folder, PolicyVersion(step))
+        except (EngineError, NotYet) as error:
+            logger.warning("reward not measured", extra={"step": step, "error": str(error)})
+            return {}
+        entry: dict[str, Any] = evaluation_entry(measured)["eval"]
+        return entry
 
     def _held_out_loss(self) -> dict[str, float]:
         """Return the mean loss on held-out rows, computed in batches."""
