@@ -126,8 +126,8 @@ class Environment:
     def answer(self, problem: Problem, said: Sequence[str]) -> Turn:
         """Return `turn`'s answer; never raises, whatever the text or the environment does.
 
-        A malformed answer or an exception becomes Undecided, and so does the answer in work that was
-        given up. After `max_replies` the last turn is graded.
+        A malformed answer or an exception becomes Undecided, and so does work that was given up.
+        After `max_replies` the last turn is graded.
         """
         if is_given_up():
             return Undecided(REASON, is_disturbance=True)

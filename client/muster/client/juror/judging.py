@@ -58,7 +58,7 @@ TURN_S = 60.0
 LOOK_S = 0.5
 """Seconds between two looks at whether its turn is over."""
 STOP_S = 10.0
-"""Seconds that stopped work has to end before others get the engine; only a verifier takes longer."""
+"""Seconds that stopped work has to end before others get the engine; only verifiers take longer."""
 POLICIES = "policies"
 """Folder of fetched policies, in the state folder."""
 FETCH_TURN_S = 600.0
