@@ -134,10 +134,14 @@ async def _read_rpc(wanted: HistorySource, dump_to: Path | None) -> ChainHistory
         # Before anything that takes long: an endpoint keeps the states of few blocks.
         observed = await observe(chain, asked, block=head.number)
         about = [await compare(heard, chain.rpc, other) for other in others]
-        dump = dump_to and stack.enter_context(writing_dump(dump_to, chain.deployment))
+        dump = (
+            None
+            if dump_to is None
+            else stack.enter_context(writing_dump(dump_to, chain.deployment))
+        )
         if is_proven:
             about.insert(0, await prove(chain, heard, wanted.proof, dump))
-        if dump:
+        if dump is not None:
             for block in heard.blocks.values():
                 dump.add(block)
             dump.end(DumpEnd(head, observed))
