@@ -18,7 +18,7 @@ Axes: O rows, I columns, K rank.
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -112,8 +112,8 @@ class Adapter:
             raise AdapterError(f"{self.path} has no adapter", reason="missing")
 
 
-def is_adapter(files: Mapping[str, Path]) -> bool:
-    """Tell whether a version's files hold an adapter."""
+def is_adapter(files: Container[str]) -> bool:
+    """Tell whether files of these names are a version that has an adapter."""
     return CONFIG_NAME in files or WEIGHTS_NAME in files
 
 

@@ -10,7 +10,7 @@ than the sizes in the signed manifest; any other fault is a DeltaError. The call
 state hash of the rebuilt files.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -379,7 +379,7 @@ def _read_exactly(file: BinaryIO, size: int) -> bytes:
 # only on version number and content, so publishing again gives the same manifest.
 
 
-def parent_to_publish(version: PolicyVersion, files: Mapping[str, Path]) -> PolicyVersion | None:
+def parent_to_publish(version: PolicyVersion, files: Container[str]) -> PolicyVersion | None:
     """Return the version that a new version's delta starts from; None if it is the base model.
 
     An adapter's delta starts from the base model, version 0; other versions differ least from the
@@ -390,22 +390,35 @@ def parent_to_publish(version: PolicyVersion, files: Mapping[str, Path]) -> Poli
     return PolicyVersion(0 if is_adapter(files) else version - 1)
 
 
+class Parent(NamedTuple):
+    """The version that a delta starts from."""
+
+    version: PolicyVersion
+    root: Hash32
+    """Root of its manifest."""
+    state_hash: Hash32
+    """State hash that its files must have."""
+    files: Mapping[str, Path]
+    """Its files by name."""
+
+
 def add_delta(
-    manifest: Manifest, folder: Path, parent: Manifest, parent_folder: Path, *, anchor_every: int
+    manifest: Manifest, folder: Path, parent: Parent, *, anchor_every: int
 ) -> tuple[Manifest, dict[Hash32, Stamp]]:
     """Return the manifest with a delta, which is now in `folder`, and the stamps of its chunks.
 
     The manifest is returned unchanged and without stamps when a delta saves too little, when the
-    version is larger than its parent and the delta together, or when the parent's files differ from
-    its manifest. The folders hold the two versions' files. Every `anchor_every`-th version, and
+    version is larger than its parent and the delta together, or when the parent's files have
+    another state hash. The folder holds the version's files. Every `anchor_every`-th version, and
     every one without a delta, is an anchor: relays carry its files too, so that a client without
     earlier versions can start there. Raises StorageError when the disk refuses.
     """
-    target = folder / DELTA_NAME
+    target, old = folder / DELTA_NAME, parent.files
+    files = {file.name: folder / file.name for file in manifest.files}
     try:
-        files, old = _files(manifest, folder), _files(parent, parent_folder)
         if not all(path.is_file() for path in old.values()) or state_hash(old) != parent.state_hash:
             return manifest, {}
+        parent_bytes = sum(path.stat().st_size for path in old.values())
         with target.open("wb") as out:
             is_worth_it = write_delta(
                 out,
@@ -423,7 +436,7 @@ def add_delta(
         return manifest, {}
     with ThreadPoolExecutor(1, thread_name_prefix="publish") as hashers:
         entry, _, stamp = hash_file(target, manifest.chunk_bytes, hashers)
-    if manifest.total_bytes > parent.total_bytes + entry.size:
+    if manifest.total_bytes > parent_bytes + entry.size:
         target.unlink()  # fetchers would refuse it
         return manifest, {}
     # Deltas from the base do not form chains, so no anchors are needed.
@@ -432,10 +445,6 @@ def add_delta(
         manifest,
         kind=FULL if is_anchor else DELTA,
         parent=parent.version,
-        delta=ManifestDelta(parent.root(), entry.size, entry.chunks),
+        delta=ManifestDelta(parent.root, entry.size, entry.chunks),
     )
     return carried, dict.fromkeys(entry.chunks, stamp)
-
-
-def _files(manifest: Manifest, folder: Path) -> Mapping[str, Path]:
-    return {file.name: folder / file.name for file in manifest.files}

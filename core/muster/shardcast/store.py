@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from muster.lifecycle import sync_path
 from muster.protocol.errors import EncodingError, StorageError
@@ -35,6 +36,9 @@ from muster.shardcast.chunks import (
 )
 from muster.shardcast.manifest import DEFAULT_CHUNK_BYTES, DELTA, ChunkSpan, Manifest
 from muster.shardcast.originals import Originals, Stamp, place_files, sync_files
+
+if TYPE_CHECKING:
+    from muster.shardcast.delta import Parent
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +93,7 @@ class ChunkStore:
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
         link: bool = False,
         anchor_every: int = 0,
+        parent: "Parent | None" = None,
     ) -> Manifest:
         """Store a version and return its manifest; readers see all of it or nothing.
 
@@ -98,7 +103,8 @@ class ChunkStore:
         survive a power cut. Publishing the same content again returns the same manifest; other
         content under a published version raises StorageError. Also raises EncodingError for names
         that the format refuses. With `anchor_every`, versions are broadcast as deltas if that saves
-        enough; see `muster.shardcast.delta`. Blocks: call it in a thread.
+        enough; see `muster.shardcast.delta`. They start from a version of this store, or from
+        `parent` where it is not here. Blocks: call it in a thread.
         """
         with self._exclusive(), self._sweeping_after_failure():
             fresh = self._fresh_folder(run_id)
@@ -117,7 +123,8 @@ class ChunkStore:
             if stored is not None and self.is_complete(run_id, version):
                 manifest = stored if stored.without_delta() == manifest else manifest
             elif anchor_every:
-                manifest = self._with_delta(manifest, fresh / "files", stamps, anchor_every)
+                manifest, added = self._with_delta(manifest, fresh / "files", parent, anchor_every)
+                stamps.update(added)
             if stored is not None and stored != manifest:
                 raise StorageError(
                     f"run {run_id} version {version} was published with other content",
@@ -135,25 +142,23 @@ class ChunkStore:
         return manifest
 
     def _with_delta(
-        self, manifest: Manifest, folder: Path, stamps: dict[Hash32, Stamp], anchor_every: int
-    ) -> Manifest:
-        """Return the manifest with a delta from the previous version, if that is stored and saves
-        bytes.
+        self, manifest: Manifest, folder: Path, parent: "Parent | None", anchor_every: int
+    ) -> tuple[Manifest, dict[Hash32, Stamp]]:
+        """Return the manifest with a delta from a stored version, else from `parent`, if that saves
+        bytes, and the stamps of the delta's chunks.
         """
         # Imported only here: relays and most clients do not load numpy, a fifth of their memory.
-        from muster.shardcast.delta import add_delta, parent_to_publish
+        from muster.shardcast.delta import Parent, add_delta, parent_to_publish
 
-        files = {file.name: folder / file.name for file in manifest.files}
-        before = parent_to_publish(manifest.version, files)
-        parent = None if before is None else self.manifest(manifest.run_id, before)
-        if parent is None:
-            return manifest
-        parent_folder = self._version_folder(parent.run_id, parent.version) / "files"
-        carried, added = add_delta(
-            manifest, folder, parent, parent_folder, anchor_every=anchor_every
-        )
-        stamps.update(added)
-        return carried
+        before = parent_to_publish(manifest.version, [file.name for file in manifest.files])
+        stored = None if before is None else self.manifest(manifest.run_id, before)
+        if stored is not None:
+            files = self._version_folder(stored.run_id, stored.version) / "files"
+            paths = {file.name: files / file.name for file in stored.files}
+            parent = Parent(stored.version, stored.root(), stored.state_hash, paths)
+        if parent is None or parent.version != before:
+            return manifest, {}
+        return add_delta(manifest, folder, parent, anchor_every=anchor_every)
 
     def begin(self, manifest: Manifest, signature: bytes) -> list[ChunkSpan]:
         """Register a version whose chunks are still to come; return the missing ones.

@@ -99,17 +99,21 @@ async def test_adapter_is_trained_resumed_broadcast_and_loaded(trainers: Trainer
         assert engine.generate([request], proof=ADAPTED.proof)[0].tokens
 
 
+async def _kill_once_published(trainers: TrainerNetwork, name: str, version: int) -> None:
+    process = await trainers.start(name)
+    runs, run_id = trainers.scenario.of(TRAINER).runs, trainers.scenario.run_id
+    async with asyncio.timeout(180):
+        while await runs.latest_version(run_id) != version:
+            await asyncio.sleep(0.05)
+    process.kill()
+    await process.wait()
+
+
 @pytest.mark.slow
 async def test_lost_state_goes_on_from_the_published_adapter(trainers: TrainerNetwork) -> None:
     await trainers.create("lost")
     await trainers.accept(range(6))
-    process = await trainers.start("lost")
-    runs, run_id = trainers.scenario.of(TRAINER).runs, trainers.scenario.run_id
-    async with asyncio.timeout(180):
-        while await runs.latest_version(run_id) != 3:
-            await asyncio.sleep(0.05)
-    process.kill()
-    await process.wait()
+    await _kill_once_published(trainers, "lost", 3)
     published = _manifest(trainers, "lost", 3)
     shutil.rmtree(trainers.folder / "lost" / "state")
     await trainers.accept(range(6, 10))
@@ -117,3 +121,18 @@ async def test_lost_state_goes_on_from_the_published_adapter(trainers: TrainerNe
     steps = [line["step"] for line in trainers.lines("lost") if "step" in line]
     assert steps == [4, 5]
     assert _manifest(trainers, "lost", LAST).state_hash != published.state_hash
+
+
+@pytest.mark.slow
+async def test_lost_store_is_made_again_from_the_state(trainers: TrainerNetwork) -> None:
+    await trainers.create("lost")
+    await trainers.accept(range(6))
+    await _kill_once_published(trainers, "lost", 3)
+    published = [_manifest(trainers, "lost", version) for version in (0, 2, 3)]
+    shutil.rmtree(trainers.folder / "lost" / "store")
+    await trainers.accept(range(6, 10))
+    await _finish(trainers, "lost")
+    store = ChunkStore(trainers.folder / "lost" / "store")
+    assert store.versions(trainers.scenario.run_id) == [5, 4, 3, 2, 0]
+    assert [_manifest(trainers, "lost", version) for version in (0, 2, 3)] == published
+    assert _manifest(trainers, "lost", LAST).parent == 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from muster.protocol.encoding import file_hash, keccak
-from muster.protocol.errors import ApiError
+from muster.protocol.errors import ApiError, ChainUnreachable
 from muster.protocol.ids import Hash32, PolicyVersion, Step
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
 from muster.protocol.recipe import FilterRecipe, Recipe, SamplingRecipe, TrainingRecipe
@@ -173,8 +173,13 @@ class FakeRoots:
     roots: dict[PolicyVersion, Hash32] = field(default_factory=dict)
     errors: list[tuple[Exception, bool]] = field(default_factory=list)
     sent: list[PolicyVersion] = field(default_factory=list)
+    unreachable: int = 0
+    """How many of the next questions for a root get no answer."""
 
     async def root_of(self, version: PolicyVersion) -> Hash32 | None:
+        if self.unreachable:
+            self.unreachable -= 1
+            raise ChainUnreachable("gone")
         return self.roots.get(version)
 
     async def newest(self) -> PolicyVersion | None:

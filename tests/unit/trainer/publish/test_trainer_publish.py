@@ -60,6 +60,20 @@ def _publisher(store: ChunkStore, policy_roots: FakeRoots) -> Publisher:
     return Publisher(store, policy_roots, run_id=RUN, domain=DOMAIN, key=KEY, sleep=no_sleep)
 
 
+def _delta_publisher(
+    store: ChunkStore, policy_roots: FakeRoots, *, anchor_every: int = 8
+) -> Publisher:
+    return Publisher(
+        store,
+        policy_roots,
+        run_id=RUN,
+        domain=DOMAIN,
+        key=KEY,
+        anchor_every=anchor_every,
+        sleep=no_sleep,
+    )
+
+
 async def test_published_version_is_stored_signed_and_anchored(
     shelf: PolicyShelf, store: ChunkStore
 ) -> None:
@@ -102,7 +116,7 @@ async def test_small_change_is_published_as_a_delta(
 ) -> None:
     shelf = PolicyShelf(tmp_path / "bf16", dtype="bfloat16")
     shelf.adopt(model_folder)
-    publisher = Publisher(store, FakeRoots(), run_id=RUN, domain=DOMAIN, key=KEY, anchor_every=2)
+    publisher = _delta_publisher(store, FakeRoots(), anchor_every=2)
     for version in (V1, V2, V3):
         weights = {n: w * (1 + version * 1e-5) for n, w in shelf.weights(BASE).items()}
         await publisher.publish(version, shelf.write(version, weights), version, version)
@@ -122,6 +136,65 @@ async def test_small_change_is_published_as_a_delta(
     fresh.adopt(model_folder)
     assert catch_up(None, {V3: third.root()}, store, fresh, RUN) is not None
     assert state_hash(policy_files(fresh.path(V3))) == third.state_hash
+
+
+def _barely_trained(shelf: PolicyShelf, model_folder: Path, *versions: int) -> PolicyShelf:
+    """Put the base model, and versions that differ little from it, on a shelf."""
+    shelf.adopt(model_folder)
+    for version in versions:
+        weights = {n: w * (1 + version * 1e-5) for n, w in shelf.weights(BASE).items()}
+        shelf.write(PolicyVersion(version), weights)
+    return shelf
+
+
+async def _publish_all(publisher: Publisher, shelf: PolicyShelf, *versions: int) -> None:
+    for version in versions:
+        await publisher.publish(PolicyVersion(version), shelf.path(PolicyVersion(version)), 0, 0)
+
+
+async def test_lost_store_is_made_again_from_the_state_folder(
+    model_folder: Path, store: ChunkStore, tmp_path: Path
+) -> None:
+    shelf = PolicyShelf(tmp_path / "bf16", dtype="bfloat16")
+    _barely_trained(shelf, model_folder, 1, 2, 3, 4)
+    roots, fresh = FakeRoots(), ChunkStore(tmp_path / "fresh")
+    await _publish_all(_delta_publisher(store, roots), shelf, 0, 1, 2, 3)
+    # The chain's endpoint does not answer at first.
+    roots.unreachable = 2
+    await _publish_all(_delta_publisher(fresh, roots), shelf, 2, 3, 4)
+    assert roots.sent == [0, 1, 2, 3, 4]
+    for version in (V2, V3):
+        assert fresh.manifest(RUN, version) == store.manifest(RUN, version)
+        assert fresh.is_complete(RUN, version)
+    last = fresh.manifest(RUN, PolicyVersion(4))
+    assert last is not None
+    assert (last.kind, last.parent) == ("delta", V3)
+
+
+async def test_version_0_comes_back_to_a_lost_store_with_what_starts_from_it(
+    model_folder: Path, store: ChunkStore, tmp_path: Path
+) -> None:
+    shelf = PolicyShelf(tmp_path / "bf16", dtype="bfloat16")
+    _barely_trained(shelf, model_folder, 1)
+    roots, fresh = FakeRoots(), ChunkStore(tmp_path / "fresh")
+    await _publish_all(_delta_publisher(store, roots), shelf, 0, 1)
+    await _publish_all(_delta_publisher(fresh, roots), shelf, 1)
+    assert fresh.versions(RUN) == [1, 0]
+    assert roots.sent == [0, 1]
+
+
+async def test_state_that_contradicts_the_chain_leaves_nothing_in_a_lost_store(
+    model_folder: Path, store: ChunkStore, tmp_path: Path
+) -> None:
+    shelf = PolicyShelf(tmp_path / "bf16", dtype="bfloat16")
+    _barely_trained(shelf, model_folder, 1, 2, 3)
+    roots, fresh = FakeRoots(), ChunkStore(tmp_path / "fresh")
+    await _publish_all(_delta_publisher(store, roots), shelf, 0, 1, 2)
+    shelf.write(V2, shelf.weights(V3))
+    with pytest.raises(StorageError, match="version 2 is on chain as") as caught:
+        await _publish_all(_delta_publisher(fresh, roots), shelf, 2)
+    assert "--store" in (caught.value.hint or "")
+    assert fresh.stored_versions(RUN) == []
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from muster.api import OrchestratorApi
 from muster.protocol.eip712 import Domain
@@ -28,11 +29,12 @@ from muster.protocol.errors import (
     TransactionLost,
 )
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
-from muster.shardcast import ChunkStore, Manifest
+from muster.shardcast import ChunkStore, Manifest, state_hash
+from muster.shardcast.delta import Parent, parent_to_publish
 from muster.shardcast.download import RelayFault, ShardClient
 from muster.shardcast.trust import sign_root
 from muster.trainer.ports import PolicyRoots
-from muster.trainer.publish.policies import published_files
+from muster.trainer.publish.policies import BASE, published_files
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +46,8 @@ RELAY_WAIT_S = 10
 """Seconds that a relay may hold its answer until it has the version (long polling)."""
 RELAY_PAUSE_S = 0.5
 """Seconds between two requests to one relay."""
+
+T = TypeVar("T")
 
 
 class Publisher:
@@ -81,29 +85,26 @@ class Publisher:
         self, version: PolicyVersion, folder: Path, stream_from: int, stream_to: int
     ) -> Hash32:
         """Publish a folder as a version and return its root; retries while the chain's endpoint
-        does not answer, refuses, or does not know the run yet.
+        does not answer, refuses, or does not know the run yet. The folder lies beside those of
+        earlier versions. What the store lost is made again from them, if the chain has it.
 
         Raises StorageError when the chain already has the version with other content.
         """
+        is_held = self._store.manifest(self._run_id, version) is not None
+        parent = await self._insist(version, partial(self._lost_parent, version, folder))
+        if parent is not None and parent.version == BASE:
+            # Every adapter's delta starts from it, and whoever comes late asks for it.
+            await self.publish(BASE, folder.with_name(str(BASE)), 0, 0)
         manifest = await asyncio.to_thread(
-            self._store_chunks, version, folder, stream_from, stream_to
+            self._store_chunks, version, folder, stream_from, stream_to, parent
         )
         root = manifest.root()
-        pause_s = 0.25
-        while True:
-            try:
-                if await self._is_missing(version, root):
-                    await self._roots.publish(version, root)
-                break
-            except (ChainUnreachable, ContractRevert, RpcError, TransactionLost) as error:
-                # Nobody answers, the endpoint has trouble of its own, or nobody mined it in time.
-                # A node behind it may not know a run that was created a moment ago.
-                if isinstance(error, ContractRevert) and error.name != "RunUnknown":
-                    raise
-                extra = {"policy_version": version, "error": str(error)}
-                logger.warning("version is not on chain yet, trying again", extra=extra)
-            await self._sleep(pause_s * random.uniform(0.5, 1.0))
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        try:
+            await self._insist(version, partial(self._anchor, version, root))
+        except StorageError:
+            if not is_held:  # it must not be in the way of the one that is on chain
+                await asyncio.to_thread(self._store.remove, self._run_id, version)
+            raise
         self._newest = version, root
         logger.info(
             "policy published",
@@ -114,6 +115,22 @@ class Publisher:
             },
         )
         return root
+
+    async def _insist(self, version: PolicyVersion, ask: Callable[[], Awaitable[T]]) -> T:
+        """Return the chain's answer about a version once it comes."""
+        pause_s = 0.25
+        while True:
+            try:
+                return await ask()
+            except (ChainUnreachable, ContractRevert, RpcError, TransactionLost) as error:
+                # Nobody answers, the endpoint has trouble of its own, or nobody mined it in time.
+                # A node behind it may not know a run that was created a moment ago.
+                if isinstance(error, ContractRevert) and error.name != "RunUnknown":
+                    raise
+                extra = {"policy_version": version, "error": str(error)}
+                logger.warning("version is not on chain yet, trying again", extra=extra)
+            await self._sleep(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def stand_by(self, every_s: float = LOOK_S) -> NoReturn:
         """Anchor the newest version again whenever a reorganisation has removed it.
@@ -126,19 +143,39 @@ class Publisher:
                 continue
             version, root = self._newest
             try:
-                if await self._is_missing(version, root):
+                if await self._anchor(version, root):
                     logger.warning(
                         "version removed by a reorganisation", extra={"policy_version": version}
                     )
-                    await self._roots.publish(version, root)
             except ChainError as error:
                 # The chain is unreachable or refuses. A lasting refusal ends the trainer at the
                 # next version.
                 extra = {"policy_version": version, "error": str(error)}
                 logger.warning("cannot check the newest version on chain", extra=extra)
 
+    async def _lost_parent(self, version: PolicyVersion, folder: Path) -> Parent | None:
+        """Return the version that this one's delta starts from, if the chain has it and the store
+        lost it: without it the manifest would have another root than on chain.
+        """
+        before = parent_to_publish(version, published_files(folder))
+        if not self._anchor_every or before is None:
+            return None
+        beside = folder.with_name(str(before))
+        if not beside.is_dir() or self._store.manifest(self._run_id, before) is not None:
+            return None
+        root = await self._roots.root_of(before)
+        if root is None:
+            return None
+        files = published_files(beside)
+        return Parent(before, root, await asyncio.to_thread(state_hash, files), files)
+
     def _store_chunks(
-        self, version: PolicyVersion, folder: Path, stream_from: int, stream_to: int
+        self,
+        version: PolicyVersion,
+        folder: Path,
+        stream_from: int,
+        stream_to: int,
+        parent: Parent | None,
     ) -> Manifest:
         return self._store.publish(
             published_files(folder),
@@ -147,12 +184,22 @@ class Publisher:
             stream_from=stream_from,
             stream_to=stream_to,
             anchor_every=self._anchor_every,
+            parent=parent,
             # A version's folder is replaced, never rewritten.
             link=True,
             sign=lambda root: sign_root(
                 self._key, self._run_id, version, root, domain=self._domain
             ),
         )
+
+    async def _anchor(self, version: PolicyVersion, root: Hash32) -> bool:
+        """Anchor a version unless the chain has it; return whether it had not. Raises StorageError
+        when the chain has it with another root.
+        """
+        is_missing = await self._is_missing(version, root)
+        if is_missing:
+            await self._roots.publish(version, root)
+        return is_missing
 
     async def _is_missing(self, version: PolicyVersion, root: Hash32) -> bool:
         """Return whether the chain has neither the version nor a later one, after which it takes
@@ -162,7 +209,8 @@ class Publisher:
         if anchored is not None and anchored != root:
             raise StorageError(
                 f"version {version} is on chain as {hex0x(anchored)}, but here it is {hex0x(root)}",
-                hint="the folder of --state-dir is out of date: restore its newest backup",
+                hint="if --state-dir is out of date, restore its newest backup; if --store was "
+                "lost and begun anew, empty it",
             )
         if anchored is not None:
             return False
