@@ -133,19 +133,20 @@ contract RewardEscrow is IRewardEscrow {
         uint256 slots;
         uint256 units;
         for (uint256 i = 0; i < claims.length; ++i) {
-            Claim calldata claimed = claims[i];
-            uint256 more = _settle(claimed, subject);
-            slots += claimed.positions.length;
-            units += more;
-            amount += more * claimed.batch.pricePerUnit;
+            (uint256 newSlots, uint256 newUnits) = _settle(claims[i], subject);
+            slots += newSlots;
+            units += newUnits;
+            amount += newUnits * claims[i].batch.pricePerUnit;
         }
+        require(slots != 0, EscrowAllPaid(subject.runId, subject.worker));
         _unreserve(subject.runId, amount);
         emit RewardClaimed(subject.runId, subject.worker, slots, units, amount);
         token.safeTransfer(subject.worker, amount);
     }
 
-    /// @dev Marks the slots of final accepted outcomes as paid; returns their units.
-    function _settle(Claim calldata claimed, Subject memory subject) private returns (uint256 units) {
+    /// @dev Marks the slots of final accepted outcomes as paid; returns those that were not, and their units. A slot that
+    ///      somebody has claimed before does not hold up the others, as anyone can claim.
+    function _settle(Claim calldata claimed, Subject memory subject) private returns (uint256 slots, uint256 units) {
         bytes calldata records = claimed.records;
         (bytes32[] memory leaves, bool disputed) = _finalLeaves(claimed, records, subject);
         for (uint256 i = 0; i < leaves.length; ++i) {
@@ -156,16 +157,19 @@ contract RewardEscrow is IRewardEscrow {
             if (verdict != OutcomeRecordLib.ACCEPTED) {
                 revert EscrowNotAccepted(claimed.batch.batchId, claimed.positions[i], verdict);
             }
-            _pay(subject, step, index);
-            units += more;
+            if (_markPaid(subject, step, index)) {
+                ++slots;
+                units += more;
+            }
         }
     }
 
-    function _pay(Subject memory subject, uint32 step, uint32 index) private {
+    /// @dev Returns whether the slot was not paid before.
+    function _markPaid(Subject memory subject, uint32 step, uint32 index) private returns (bool isNew) {
         (uint256 word, uint256 bit) = _slot(subject.runId, subject.workerId, step, index);
         uint256 bitmap = _paid[word];
-        require(bitmap & bit == 0, EscrowSlotPaid(subject.runId, subject.worker, step, index));
-        _paid[word] = bitmap | bit;
+        isNew = bitmap & bit == 0;
+        if (isNew) _paid[word] = bitmap | bit;
     }
 
     /// @dev What is due was set aside at the commitment; only the owner of a run closed long ago took it back.

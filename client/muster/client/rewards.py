@@ -11,6 +11,7 @@ from typing import Any
 
 from muster.chain import BatchView, Chain, ChainView, OutcomeProof, RewardClaim
 from muster.client.quantities import format_tokens
+from muster.protocol.errors import ContractRevert
 from muster.protocol.ids import Address, RunId
 from muster.protocol.messages import OutcomeRecord, Verdict
 
@@ -18,6 +19,7 @@ CLAIM_SIZE = 100
 """Outcomes claimed in one transaction: about 1 million gas."""
 PARALLEL_CALLS = 16
 """Most parallel requests to the RPC endpoint."""
+_ALL_PAID = "EscrowAllPaid"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +121,19 @@ async def find_earnings(chain: Chain, view: ChainView, run_id: RunId, worker: Ad
 
 
 async def claim(chain: Chain, earnings: Earnings, *, size: int = CLAIM_SIZE) -> list[str]:
-    """Claim everything claimable, `size` outcomes per transaction; return the transactions."""
+    """Claim everything claimable, `size` outcomes per transaction; return the transactions.
+
+    Anyone may claim for the worker. What somebody has claimed meanwhile is passed over.
+    """
     transactions = []
     for part in _parts(earnings.claimable, size):
-        receipt = await chain.escrow.claim(list(_claims(part)))
-        transactions.append(receipt.tx_hash)
+        try:
+            receipt = await chain.escrow.claim(list(_claims(part)))
+        except ContractRevert as error:
+            if error.name != _ALL_PAID:
+                raise
+        else:
+            transactions.append(receipt.tx_hash)
     return transactions
 
 

@@ -17,8 +17,8 @@ interface IRewardEscrowErrors {
     error EscrowDisputed(uint64 batchId, uint32 position);
     /// @notice Thrown when records and siblings do not lead to the batch's root, or positions do not ascend.
     error EscrowInvalidProof(uint64 batchId);
-    /// @notice Thrown when a slot was paid before, in this batch or another.
-    error EscrowSlotPaid(uint64 runId, address worker, uint32 step, uint32 index);
+    /// @notice Thrown when every slot of a claim was paid before, in these batches or others.
+    error EscrowAllPaid(uint64 runId, address worker);
     /// @notice Thrown when the money set aside for an outcome was recovered before.
     error EscrowRecovered(uint64 batchId, uint32 position);
     /// @notice Thrown when outcomes in one call belong to different workers or runs.
@@ -92,7 +92,7 @@ interface IRewardEscrow is IRewardEscrowErrors, IRewardEscrowEvents {
     function payCourt(uint64 runId, uint256 amount) external returns (uint256 paid);
 
     /// @notice Pays one worker for many final accepted outcomes of one run. Anyone; the worker is paid.
-    /// @dev Each slot (run, worker, step, index) is paid at most once, whatever batches it is in.
+    /// @dev Each slot (run, worker, step, index) is paid at most once, whatever batches it is in. Paid ones are passed over.
     function claim(Claim[] calldata claims) external returns (uint256 amount);
 
     /// @notice Frees the money set aside for final outcomes of one run that were not accepted. Anyone.

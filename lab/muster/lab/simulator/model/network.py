@@ -34,10 +34,11 @@ class Network(Court):
         run, number, worker = self._subject(claims)
         slots = units = amount = 0
         for claim in claims:
-            more = self._settle(claim, run, number, worker)
-            slots += len(claim.positions)
-            units += more
-            amount += more * claim.header.price
+            new_slots, new_units = self._settle(claim, run, number, worker)
+            slots += new_slots
+            units += new_units
+            amount += new_units * claim.header.price
+        need(slots > 0, "EscrowAllPaid", run, worker)
         self._unreserve(run, amount)
         self.emit(
             "RewardClaimed", run_id=run, worker=worker, slots=slots, units=units, amount=amount
@@ -50,19 +51,20 @@ class Network(Court):
         number = claims[0].records[0].number
         return claims[0].header.run, number, self.by_number(number)
 
-    def _settle(self, claim: Claim, run: int, number: int, worker: str) -> int:
+    def _settle(self, claim: Claim, run: int, number: int, worker: str) -> tuple[int, int]:
         batch, leaves = self._final_leaves(claim, run)
-        units = 0
+        slots = units = 0
         for position, record, leaf in zip(claim.positions, claim.records, leaves, strict=True):
             need(record.number == number, "EscrowMixedClaim", claim.header.batch, position)
             verdict = self._verdict(batch, position, leaf, record)
             accepted = verdict == ACCEPTED
             need(accepted, "EscrowNotAccepted", claim.header.batch, position, verdict)
             slot = (run, worker, record.step, record.index)
-            need(slot not in self.paid, "EscrowSlotPaid", *slot)
-            self.paid.add(slot)
-            units += record.units
-        return units
+            if slot not in self.paid:
+                self.paid.add(slot)
+                slots += 1
+                units += record.units
+        return slots, units
 
     def _final_leaves(self, claim: Claim, run: int) -> tuple[Batch, list[Name]]:
         header = claim.header
