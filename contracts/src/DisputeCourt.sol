@@ -53,8 +53,13 @@ contract DisputeCourt is IDisputeCourt {
     /// @dev The reason SAMPLER_DRIFT, which rests on the earlier work of its worker that a validator was shown.
     uint8 private constant DRIFT = 71;
 
-    /// @dev The key under which votes with such a reason are counted, besides their kind.
-    uint16 private constant AS_SHOWN = type(uint16).max;
+    /// @dev The reasons WRONG_REPLY and WRONG_REWARD. A Rejected with one of them says that a program may answer otherwise on
+    ///      another machine or at another time; where it answers the same everywhere, the verdict is Fraud.
+    uint8 private constant WRONG_REPLY = 33;
+    uint8 private constant WRONG_REWARD = 40;
+
+    /// @dev The key under which votes are counted, besides their kind, when honest judges may rule otherwise.
+    uint16 private constant MAY_DIFFER = type(uint16).max;
 
     uint256 private constant PPM = 1_000_000;
     /// @notice Claims of one case, and one more of the worker. Jurors do not vote for claims, so that nobody keeps a verdict
@@ -342,7 +347,7 @@ contract DisputeCourt is IDisputeCourt {
         } else if (votes == open.leadingVotes) {
             open.tied = true;
         }
-        if (kind != 0 && _isAsShown(ruling)) ++_tally[caseId][AS_SHOWN];
+        if (kind != 0 && _mayDiffer(ruling)) ++_tally[caseId][MAY_DIFFER];
         emit VoteRevealed(caseId, msg.sender, ruling, resultHash);
     }
 
@@ -499,9 +504,9 @@ contract DisputeCourt is IDisputeCourt {
         emit Fined(standing.leaf, validator, amount);
     }
 
-    /// @dev Returns whether the record, or most votes for what stands now, depend on what the committer showed.
+    /// @dev Returns whether honest judges may rule otherwise than the record, or than most votes for what stands now.
     function _sparesSigners(bytes32 caseId, Case storage lost) private view returns (bool) {
-        return _isAsShown(lost.recorded) || 2 * uint256(_tally[caseId][AS_SHOWN]) > lost.leadingVotes;
+        return _mayDiffer(lost.recorded) || 2 * uint256(_tally[caseId][MAY_DIFFER]) > lost.leadingVotes;
     }
 
     /// @inheritdoc IDisputeCourt
@@ -642,16 +647,19 @@ contract DisputeCourt is IDisputeCourt {
 
     /// @dev Returns whether a ruling says that a file could not be had.
     function _isUnavailable(uint16 ruling) private pure returns (bool) {
-        return _reasonOf(ruling) == UNAVAILABLE && _isAsShown(ruling);
+        return _reasonOf(ruling) == UNAVAILABLE && _mayDiffer(ruling);
     }
 
-    /// @dev Returns whether a ruling depends on what the committer of the batch showed; whoever accepts or convicts saw all.
-    function _isAsShown(uint16 ruling) private pure returns (bool) {
+    /// @dev Returns whether honest judges may rule otherwise: the ruling depends on what the committer of the batch showed, or
+    ///      on where and when a program ran. Whoever accepts or convicts saw all.
+    function _mayDiffer(uint16 ruling) private pure returns (bool) {
         uint8 verdict = _verdictOf(ruling);
         uint8 reason = _reasonOf(ruling);
-        if (reason == DRIFT) return verdict != OutcomeRecordLib.ACCEPTED;
-        return reason >= FIRST_AS_SHOWN && reason <= LAST_AS_SHOWN && verdict != OutcomeRecordLib.ACCEPTED
-            && verdict != OutcomeRecordLib.FRAUD;
+        if (verdict == OutcomeRecordLib.ACCEPTED) return false;
+        if (reason == DRIFT) return true;
+        bool isAsShown = reason >= FIRST_AS_SHOWN && reason <= LAST_AS_SHOWN;
+        bool isByProgram = reason == WRONG_REPLY || reason == WRONG_REWARD;
+        return (isAsShown || isByProgram) && verdict != OutcomeRecordLib.FRAUD;
     }
 
     /// @dev Returns whether what is kept of a juror is a revealed vote; commitments are larger.

@@ -73,6 +73,8 @@ abstract contract BaseTest is Test {
     uint8 internal constant UNAVAILABLE = 15;
     uint8 internal constant FIRST_AS_SHOWN = 10;
     uint8 internal constant LAST_AS_SHOWN = 19;
+    uint8 internal constant WRONG_REPLY = 33;
+    uint8 internal constant WRONG_REWARD = 40;
     uint8 internal constant DRIFT = 71;
 
     MusterToken internal token;

@@ -40,11 +40,11 @@ RULINGS = tuple(
     verdict << 8 | reason
     for verdict, reason in (
         *((ACCEPTED, 0), (FRAUD, 31), (FRAUD, 60)),
-        *((REJECTED, 13), (REJECTED, 15), (FRAUD, 61)),
+        *((REJECTED, 13), (REJECTED, 15), (FRAUD, 61), (REJECTED, 40)),
     )
 )
-"""Accepted, an exact fraud, a statistical one, rejected, an unavailable file, and a statistical
-fraud for another reason."""
+"""Accepted, an exact fraud, a statistical one, rejected, an unavailable file, a statistical fraud
+for another reason, and a reward that may be another elsewhere."""
 
 
 def record_of(model: Network, work: Submission, verdict: int = ACCEPTED, reason: int = 0) -> Record:

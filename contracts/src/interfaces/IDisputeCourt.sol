@@ -233,8 +233,9 @@ interface IDisputeCourt is IDisputeCourtErrors, IDisputeCourtEvents {
 
     /// @notice Fines a validator that signed an outcome which a jury overturned, once a batch. Anyone; a claimant whom the jury
     ///         confirmed is the reporter.
-    /// @dev Never where the record, or most votes against it, have a reason of check 1, which depends on what the committer of
-    ///      the batch showed; nor over work that no claim proved to be the batch's.
+    /// @dev Never where the record, or most votes against it, have a reason over which honest judges may differ: one of check
+    ///      1, which depends on what the committer of the batch showed, or that of a program whose answer is not the same
+    ///      everywhere; nor over work that no claim proved to be the batch's.
     function fineSigner(IContributionLedger.OutcomeProof calldata outcome, address validator) external;
 
     /// @notice Fines a juror that did not reveal a vote before its case closed. Anyone.

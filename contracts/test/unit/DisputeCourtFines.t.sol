@@ -178,6 +178,7 @@ contract DisputeCourtFinesTest is VerdictTest {
 
     function testFuzz_fineSigner_works_forOtherReasons(uint8 reason, bool recorded) public {
         vm.assume((reason < FIRST_AS_SHOWN || reason > LAST_AS_SHOWN) && reason != DRIFT);
+        vm.assume(reason != WRONG_REPLY && reason != WRONG_REWARD);
         uint16 rejected = uint16(REJECTED) << 8 | reason;
         recorded ? _overturn(rejected, ACCEPT) : _overturn(ACCEPT, rejected);
         court.fineSigner(_outcomeAt(0), validators[0]);
@@ -189,6 +190,22 @@ contract DisputeCourtFinesTest is VerdictTest {
         uint16 drift = uint16(fraud ? FRAUD : REJECTED) << 8 | DRIFT;
         recorded ? _overturn(drift, ACCEPT) : _overturn(ACCEPT, drift);
         _expectNoFine();
+    }
+
+    /// @dev A program may ask for the time, so that validators and jurors of one mind grade it otherwise.
+    function testFuzz_fineSigner_reverts_forAProgramsAnswer(bool reply, bool recorded, bool fraud) public {
+        uint16 rejected = uint16(REJECTED) << 8 | (reply ? WRONG_REPLY : WRONG_REWARD);
+        uint16 other = fraud ? EXACT : ACCEPT;
+        recorded ? _overturn(rejected, other) : _overturn(other, rejected);
+        _expectNoFine();
+    }
+
+    /// @dev A fraud says that the answer is the same everywhere.
+    function testFuzz_fineSigner_works_forARepeatableAnswer(bool reply, bool recorded) public {
+        uint16 fraud = uint16(FRAUD) << 8 | (reply ? WRONG_REPLY : WRONG_REWARD);
+        recorded ? _overturn(fraud, ACCEPT) : _overturn(ACCEPT, fraud);
+        court.fineSigner(_outcomeAt(0), validators[0]);
+        assertLt(_stakeOf(validators[0]), REQUIRED_VALIDATOR_STAKE, "fined");
     }
 
     function _expectNoFine() private {

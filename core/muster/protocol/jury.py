@@ -22,7 +22,7 @@ MAX_TRIES = 512
 """Most places that a draw tries."""
 _SUMMONS = b"muster.summons"
 _EXACT_REASONS = range(30, 60)
-_AS_SHOWN = range(10, 20)
+_MAY_DIFFER = {*range(10, 20), Reason.WRONG_REPLY, Reason.WRONG_REWARD}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +78,20 @@ def is_same(a: int, b: int) -> bool:
     return a >> 8 == b >> 8 and is_exact(a) == is_exact(b)
 
 
-def is_as_shown(ruling: int) -> bool:
-    """Return whether a ruling depends on what the committer of the batch showed: its reason is one
-    of check 1, or rests on the worker's earlier work.
+def may_differ(ruling: int) -> bool:
+    """Return whether honest judges may rule otherwise. The ruling depends on what the committer of
+    the batch showed (a reason of check 1), on the worker's earlier work, or on where and when a
+    program ran.
     """
     verdict, reason = ruling >> 8, ruling & 0xFF
     if reason == Reason.SAMPLER_DRIFT:
         return verdict != Verdict.ACCEPTED
-    return verdict not in (Verdict.ACCEPTED, Verdict.FRAUD) and reason in _AS_SHOWN
+    return verdict not in (Verdict.ACCEPTED, Verdict.FRAUD) and reason in _MAY_DIFFER
 
 
 def is_unavailable(ruling: int) -> bool:
     """Return whether a ruling says that a file could not be obtained."""
-    return is_as_shown(ruling) and ruling & 0xFF == Reason.FILE_UNAVAILABLE
+    return may_differ(ruling) and ruling & 0xFF == Reason.FILE_UNAVAILABLE
 
 
 def kind_of(ruling: int) -> int:
@@ -103,12 +104,12 @@ def kind_of(ruling: int) -> int:
 
 
 def spares_signers(recorded: int, ruling: int, votes: Iterable[int]) -> bool:
-    """Return whether no signer is fined for a record that votes replaced by a ruling: the record,
-    or most votes of the ruling's kind, depend on what the committer of the batch showed.
+    """Return whether no signer is fined for a record that votes replaced by a ruling: honest judges
+    may rule otherwise than the record, or than most votes for what replaced it.
     """
     seen = [vote for vote in votes if kind_of(vote)]
     for_it = sum(kind_of(vote) == kind_of(ruling) for vote in seen)
-    return is_as_shown(recorded) or 2 * sum(map(is_as_shown, seen)) > for_it
+    return may_differ(recorded) or 2 * sum(map(may_differ, seen)) > for_it
 
 
 def prevailing(votes: Iterable[int]) -> int | None:

@@ -14,8 +14,10 @@ ACCEPTED, INCOMPLETE, REJECTED, FRAUD = range(1, 5)
 COMMITTED, JUDGED, WITHHELD = range(3)
 OPEN, UPHELD, OVERTURNED = 1, 2, 3
 UNAVAILABLE = 15
-DRIFT = 71
 """The reason code of a file that is not available."""
+DRIFT = 71
+BY_PROGRAMS = (33, 40)
+"""The reason codes of a wrong reply and a wrong reward."""
 MAX_COUNT = 4096
 MAX_CLAIMS = 16
 ANNOUNCEMENT_BLOCKS = 256
@@ -170,9 +172,9 @@ class Case:
     """Whether a claim proved that the batch holds the work."""
 
     def spares_signers(self) -> bool:
-        """Return whether the record, or most votes for what stands, depend on what was shown."""
-        shown = [each for each in self.revealed.values() if is_seen(each) and is_as_shown(each)]
-        return is_as_shown(self.recorded) or 2 * len(shown) > self.leading()[1]
+        """Return whether honest judges may differ from the record, or from most votes."""
+        differing = [each for each in self.revealed.values() if is_seen(each) and may_differ(each)]
+        return may_differ(self.recorded) or 2 * len(differing) > self.leading()[1]
 
     def leading(self) -> tuple[int, int, bool]:
         """Return the ruling by which the kind with most votes took the lead, the votes of its kind,
@@ -224,15 +226,16 @@ def is_same(one: int, other: int) -> bool:
     return one >> 8 == other >> 8 and is_exact(one) == is_exact(other)
 
 
-def is_as_shown(ruling: int) -> bool:
-    """Return whether a ruling depends on what the committer of the batch showed."""
-    if ruling & 255 == DRIFT:
-        return ruling >> 8 != ACCEPTED
-    return 10 <= ruling & 255 <= 19 and ruling >> 8 not in (ACCEPTED, FRAUD)
+def may_differ(ruling: int) -> bool:
+    """Return whether honest judges may rule otherwise."""
+    verdict, reason = ruling >> 8, ruling & 255
+    if reason == DRIFT:
+        return verdict != ACCEPTED
+    return (10 <= reason <= 19 or reason in BY_PROGRAMS) and verdict not in (ACCEPTED, FRAUD)
 
 
 def is_unavailable(ruling: int) -> bool:
-    return ruling & 255 == UNAVAILABLE and is_as_shown(ruling)
+    return ruling & 255 == UNAVAILABLE and may_differ(ruling)
 
 
 def is_seen(ruling: int) -> bool:
