@@ -243,11 +243,13 @@ def _measure_peer(
         absent[PEER_NAME] = f"given no more than {most_mib} MiB (--peer-most)"
     else:
         try:
-            runs.setdefault(PEER_NAME, []).append(broadcast("peer", source, warm, (2, 2)))
-            say(f"  {PEER_NAME} {runs[PEER_NAME][-1].wall_s:.2f} s")
+            run = broadcast("peer", source, warm, (2, 2))
         except Silent as silent:
             absent[PEER_NAME] = str(silent)
             say(f"  {PEER_NAME}: {silent}")
+        else:
+            runs.setdefault(PEER_NAME, []).append(run)
+            say(f"  {PEER_NAME} {run.wall_s:.2f} s")
 
 
 def say(line: str) -> None:
