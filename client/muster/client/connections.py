@@ -140,12 +140,13 @@ def make_engine(settings: EngineSettings) -> InferenceEngine:
     room = room_of(settings)
     is_juror = isinstance(settings, JurorSettings)
     if settings.engine == "transformers" and (
-        is_juror or len(getattr(settings, "devices", ())) > 1
+        is_juror or settings.device != "cpu" or len(getattr(settings, "devices", ())) > 1
     ):
         from muster.inference.vllm.engine import ProcessEngine
 
         # In one interpreter, the calls of several engines would run one at a time. A juror loads
-        # policies of any run; one that hangs is stopped with its process.
+        # policies of any run; one that hangs is stopped with its process. After an error of CUDA
+        # only another process can compute.
         # The turn of a case ends what hangs; a CPU may take long for a step.
         silence_s = LONGEST_CASE_S if is_juror else None
         made = load_transformers(settings.threads, room, is_apart=True, silence_s=silence_s)(

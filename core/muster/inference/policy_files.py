@@ -27,7 +27,7 @@ from transformers import (
 from transformers.models.auto.configuration_auto import AutoConfig
 from transformers.utils import logging as transformers_logging
 
-from muster.protocol.errors import EngineError
+from muster.protocol.errors import DeviceLost, EngineError
 from muster.protocol.set_aside import FILE_NAME
 
 # While transformers builds a model it changes defaults of the whole process. A second model that is
@@ -84,7 +84,15 @@ def as_engine_error(what: str, hint: str | None = None) -> Iterator[None]:
     except EngineError:
         raise
     except Exception as error:
-        raise EngineError(f"{what}: {error or type(error).__name__}", hint=hint) from error
+        raise to_engine_error(what, error, hint) from error
+
+
+def to_engine_error(what: str, error: BaseException, hint: str | None = None) -> EngineError:
+    """Return the error to raise instead of another one; DeviceLost after an error of CUDA."""
+    # cuBLAS's errors are no AcceleratorErrors. A lack of memory is neither, and passes.
+    is_lost = isinstance(error, torch.AcceleratorError) or str(error).startswith("CUDA error")
+    kind = DeviceLost if is_lost else EngineError
+    return kind(f"{what}: {error or type(error).__name__}", hint=hint)
 
 
 def load_folder(folder: Path, *, dtype: torch.dtype, device: str) -> LoadedPolicy:

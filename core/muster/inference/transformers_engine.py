@@ -48,6 +48,7 @@ from muster.inference.policy_files import (
     fingerprint,
     load_folder,
     swap_weights,
+    to_engine_error,
 )
 from muster.inference.products import quicken
 from muster.inference.prompts import decode_completion, encode_prompt
@@ -411,7 +412,7 @@ def _computed() -> Iterator[None]:
     except (EngineError, ProofError):
         raise
     except (RuntimeError, MemoryError) as error:
-        raise EngineError(f"inference failed: {error}") from error
+        raise to_engine_error("inference failed", error) from error
 
 
 @contextmanager

@@ -23,6 +23,7 @@ MusterError
 ├── TaskError (ValueError)              a task set or verifier that breaks its contract
 ├── EngineError (RuntimeError)          an inference engine failed: its machine or its policy
 │   ├── SampleUnfit (ValueError)        what it was asked to compute fits no machine's policy
+│   ├── DeviceLost                      a GPU failed: its process cannot use it any more
 │   └── ValidatorDisturbed              a validator that fails what it knows to be good
 ├── TrainingCollapsed (RuntimeError)    the policy collapsed, and training was told to stop then
 └── StorageError (OSError)              a disk that is full, a database or folder that is corrupt
@@ -218,6 +219,10 @@ class EngineError(MusterError, RuntimeError):
 
 class SampleUnfit(EngineError, ValueError):
     """No machine can compute the sample with the loaded policy: wrong lengths or token ids."""
+
+
+class DeviceLost(EngineError):
+    """A GPU failed, and whatever this process asks of it fails too; another process may succeed."""
 
 
 class ValidatorDisturbed(EngineError):

@@ -10,7 +10,7 @@ import torch
 from worlds.replays import replay_sample
 
 from muster.inference.engine import Sample
-from muster.inference.vllm.capture import ChosenRows, HiddenStates, PromptRows
+from muster.inference.vllm.capture import ChosenRows, HiddenStates, PromptRows, Unprovable
 from muster.inference.vllm.frames import PolicyShape
 from muster.protocol.errors import ProofError
 from muster.protocol.recipe import ProofRecipe
@@ -188,7 +188,7 @@ def test_extension_returns_what_is_no_number() -> None:
         extension.muster_examine(0, "a", sample, shape, proof, 1.0),
         extension.muster_take(1, ["a"]),
     ]
-    assert [type(each) for each in returned] == [ProofError] * 3
+    assert [type(each) for each in returned] == [Unprovable] * 3
     extension.muster_rest(1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import faulty_device
 import pytest
 import vllm_double
 
@@ -21,7 +23,7 @@ from muster.inference.engine import (
     Sample,
     Share,
 )
-from muster.inference.vllm.engine import Patience, VllmEngine
+from muster.inference.vllm.engine import Patience, ProcessEngine, VllmEngine
 from muster.protocol.errors import EngineError, ProofError
 from muster.protocol.ids import Hash32, PolicyVersion
 from muster.protocol.recipe import ProofRecipe
@@ -305,3 +307,32 @@ def test_process_ends_with_its_owner_however_that_dies(tmp_path: Path) -> None:
         assert is_running(pid)
         owner.kill()
     assert ends(pid)
+
+
+@pytest.fixture
+def computing(policy_folder: Path, tmp_path: Path) -> Iterator[ProcessEngine]:
+    """An engine that computes, in a process whose device `tmp_path / "fault"` lets fail."""
+    engine = ProcessEngine(child=Path(faulty_device.__file__), patience=Patience(restarts=1))
+    engine.load_policy(shutil.copytree(policy_folder, tmp_path / "policy"), PolicyVersion(3))
+    yield engine
+    engine.close()
+
+
+def test_lost_device_is_survived_by_another_process(
+    computing: ProcessEngine, tmp_path: Path
+) -> None:
+    before = computing.pid
+    expected = computing.prove([((1,), (5, 6, 7))], proof=PROOF)
+    (tmp_path / "fault").write_text("AcceleratorError")
+    assert computing.prove([((1,), (5, 6, 7))], proof=PROOF) == expected
+    assert computing.pid != before
+    assert computing.policy_version == 3
+
+
+def test_lack_of_memory_on_a_device_ends_one_call(computing: ProcessEngine, tmp_path: Path) -> None:
+    before = computing.pid
+    (tmp_path / "fault").write_text("OutOfMemoryError")
+    with pytest.raises(EngineError, match="inference failed: CUDA out of memory"):
+        computing.prove([((1,), (5, 6, 7))], proof=PROOF)
+    assert len(computing.prove([((1,), (5, 6, 7))], proof=PROOF)) == 1
+    assert computing.pid == before

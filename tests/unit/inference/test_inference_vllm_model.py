@@ -5,12 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from muster.inference.vllm.capture import Unprovable
 from muster.inference.vllm.model import HostedPolicy
 from muster.protocol.errors import ProofError
 
 
-def test_a_proof_error_that_a_worker_returns_is_raised() -> None:
-    arrived = pickle.loads(pickle.dumps(ProofError("NaN", reason="hidden")))
+def test_what_a_worker_cannot_prove_is_raised_here() -> None:
+    arrived = pickle.loads(pickle.dumps(Unprovable("NaN")))
     policy = HostedPolicy.__new__(HostedPolicy)
     policy._engine = SimpleNamespace(collective_rpc=lambda *_args, **_kwargs: [arrived, arrived])
     with pytest.raises(ProofError, match="NaN"):

@@ -14,6 +14,7 @@ hidden units.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -32,17 +33,23 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _or_failure(work: Callable[P, T]) -> Callable[P, T | ProofError]:
-    """Let a function return a ProofError: of what vLLM's workers on several GPUs raise, only the
-    text arrives.
+@dataclass(frozen=True, slots=True)
+class Unprovable:
+    """A ProofError as a value. Of the errors that vLLM's workers on several GPUs raise or return,
+    only the text arrives.
     """
 
+    message: str
+    """The error's text."""
+
+
+def _or_unprovable(work: Callable[P, T]) -> Callable[P, T | Unprovable]:
     @wraps(work)
-    def returning(*args: P.args, **kwargs: P.kwargs) -> T | ProofError:
+    def returning(*args: P.args, **kwargs: P.kwargs) -> T | Unprovable:
         try:
             return work(*args, **kwargs)
         except ProofError as error:
-            return error
+            return Unprovable(str(error))
 
     return returning
 
@@ -89,16 +96,16 @@ class HiddenStates:
         proof = ProofRecipe(chunk_tokens=chunk_tokens, topk=topk)
         self.muster_captures[call] = ChosenRows(requests, proof, self.model_runner.device)
 
-    @_or_failure
+    @_or_unprovable
     def muster_take(self, call: int, requests: list[str]) -> list[tuple[int, list[bytes]]]:
-        """Return the number of rows and the proofs of ended requests, or a ProofError."""
+        """Return the number of rows and the proofs of ended requests, or Unprovable."""
         return self.muster_captures[call].take(requests)  # type: ignore[no-any-return]
 
     def muster_prefill(self, call: int, spans: dict[str, tuple[int, int]]) -> None:
         """Keep rows of requests from now on: from one position up to, not including, another."""
         self.muster_captures[call] = PromptRows(spans)
 
-    @_or_failure
+    @_or_unprovable
     def muster_examine(
         self,
         call: int,
@@ -108,7 +115,7 @@ class HiddenStates:
         proof: ProofRecipe,
         temperature: float,
     ) -> Examined:
-        """Return the findings about a sample from its request's kept rows, or a ProofError."""
+        """Return the findings about a sample from its request's kept rows, or Unprovable."""
         with torch.inference_mode():
             (found,) = examine_rows(
                 [sample],
@@ -121,9 +128,9 @@ class HiddenStates:
             )
         return found
 
-    @_or_failure
+    @_or_unprovable
     def muster_build(self, call: int, request: str, proof: ProofRecipe) -> list[bytes]:
-        """Return the proofs of a request's kept rows, or a ProofError."""
+        """Return the proofs of a request's kept rows, or Unprovable."""
         return build_proofs([self.muster_captures[call].rows(request)], proof)[0]
 
     def muster_drop(self, call: int, request: str) -> None:

@@ -38,7 +38,7 @@ from muster.inference.vllm.frames import (
     samples_of,
 )
 from muster.inference.vllm.launcher import installed_version, require_version
-from muster.protocol.errors import EngineError, ProofError
+from muster.protocol.errors import DeviceLost, EngineError, ProofError
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import ProofRecipe
 
@@ -157,6 +157,8 @@ class Host:
                 answer.fail("nonsense", str(error))
             else:
                 answer.fail("refused", f"the policy computes nonsense: {error}")
+        except DeviceLost as error:
+            answer.fail("broken", str(error))
         except EngineError as error:
             answer.fail("refused", str(error), error.hint)
         except Exception as error:  # vLLM may raise anything: the engine starts another process

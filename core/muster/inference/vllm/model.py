@@ -29,6 +29,7 @@ from muster.inference.policy_files import (
 )
 from muster.inference.prompts import decode_completion, encode_prompt
 from muster.inference.turns import Turn
+from muster.inference.vllm.capture import Unprovable
 from muster.inference.vllm.frames import PolicyShape, Tokens
 from muster.protocol.errors import EngineError, ProofError, install_hint
 from muster.protocol.prompts import Prompt
@@ -257,8 +258,8 @@ class HostedPolicy:
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         found = self._engine.collective_rpc(method, args=args, kwargs=kwargs)[0]
-        if isinstance(found, ProofError):
-            raise found
+        if isinstance(found, Unprovable):
+            raise ProofError(found.message)
         return found
 
     def _find_shape(self, folder: Path) -> PolicyShape:
