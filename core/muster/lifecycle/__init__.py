@@ -49,6 +49,8 @@ _QUOTA_FILES = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
 _COUNTS_SUSPENSION = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _PR_SET_PDEATHSIG = 1
 _computing = 0
+SPARE_FILES = 200
+"""Open files reserved for purposes other than connections."""
 MOST_TRIED = 4
 """Most addresses of one host to connect to."""
 
@@ -239,6 +241,25 @@ def limit_memory(size_bytes: int) -> None:
         _, hard = resource.getrlimit(limit)
         bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(limit, (bound, bound))
+
+
+def most_connections(wanted: int, *, files_each: int = 1) -> int:
+    """Return how many connections this process may hold, `wanted` at most, after raising the
+    system's limit of its open files. Not for Windows.
+
+    A process without spare file descriptors accepts no connection for a second, and closes none.
+    """
+    import resource
+
+    needed = wanted * files_each + SPARE_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return wanted
+    logger.warning("the system allows fewer connections", extra={"open_files": soft})
+    return max(1, (soft - SPARE_FILES) // files_each)
 
 
 def die_with_parent() -> None:

@@ -30,6 +30,8 @@ _quiet.propagate = False
 MAX_TRACKED_MACHINES = 4096
 """Most machines whose request rate is kept; beyond that, the longest idle one is dropped."""
 
+FILES_EACH = 2
+"""Most open files of a connection: its socket, and the chunk that is sent or received."""
 FREE_CONNECTIONS = 8
 """Connections that do not count for a machine once it has received a whole chunk."""
 
@@ -49,7 +51,9 @@ class ServerLimits:
     """Bounds that keep a server alive under misuse."""
 
     connections: int = 1024
-    """Most open connections; beyond that, a newcomer replaces one of the machine that has most."""
+    """Most open connections, fewer where the system has no files for them; beyond that, a newcomer
+    replaces one of the machine that has most.
+    """
     connections_per_address: int = 128
     """Most open connections from one machine."""
     requests_per_s: float = 500.0

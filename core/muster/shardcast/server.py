@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import hmac
 import json
 import logging
@@ -21,12 +22,13 @@ from typing import BinaryIO, TypeVar
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from muster.lifecycle import machine_of
+from muster.lifecycle import machine_of, most_connections
 from muster.lifecycle.rates import RateLimit
 from muster.protocol.errors import ConfigError, StorageError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.shardcast.chunks import Region
 from muster.shardcast.connections import (
+    FILES_EACH,
     MAX_TRACKED_MACHINES,
     ConnectionTable,
     LimitedServer,
@@ -96,7 +98,6 @@ class ShardServer:
         self._token = token
         self._wanted = wanted
         self._room = room
-        self._table = ConnectionTable[RequestHandler](self._limits)
         self._rates = RateLimit(
             rate=self._limits.requests_per_s,
             burst=self._limits.burst,
@@ -126,8 +127,11 @@ class ShardServer:
         self._unsubscribe = self._store.on_change(self._store_changed)
         self._changed_ns: list[int] = []
         self._look_for_foreign_changes()
+        connections = most_connections(self._limits.connections, files_each=FILES_EACH)
+        limits = dataclasses.replace(self._limits, connections=connections)
+        self._table = ConnectionTable[RequestHandler](limits)
         self._runner = web.ServerRunner(
-            LimitedServer(self._handle, self._limits, self._table, self.metrics),
+            LimitedServer(self._handle, limits, self._table, self.metrics),
             shutdown_timeout=SHUTDOWN_S,
         )
         await self._runner.setup()

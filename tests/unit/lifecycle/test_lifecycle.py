@@ -115,6 +115,29 @@ except MemoryError:
 
 
 @pytest.mark.parametrize(
+    ("soft", "hard", "wanted", "connections", "then_soft"),
+    [
+        (256, 4096, 1000, 1000, 2200),
+        (3000, 4096, 1000, 1000, 3000),
+        (256, 1200, 1000, 500, 1200),
+        (100, 100, 1000, 1, 100),
+    ],
+)
+def test_connections_are_those_that_the_system_has_files_for(
+    soft: int, hard: int, wanted: int, connections: int, then_soft: int
+) -> None:
+    """In a process of its own: it lowers the hard limit."""
+    program = f"""
+import resource
+from muster.lifecycle import most_connections
+resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
+print(most_connections({wanted}, files_each=2), *resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == f"{connections} {then_soft} {hard}\n"
+
+
+@pytest.mark.parametrize(
     ("group", "files", "cores"),
     [
         ("0::/", {}, 8),

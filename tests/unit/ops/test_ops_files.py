@@ -18,8 +18,10 @@ import yaml  # type: ignore[import-untyped]
 from muster.app.cli import muster
 from muster.client.relay import RelaySettings
 from muster.client.settings import JurorSettings, ValidatorSettings, WorkerSettings
+from muster.lifecycle import SPARE_FILES
 from muster.orchestrator.settings import OrchestratorSettings
 from muster.settings import Settings, load_settings
+from muster.shardcast.connections import FILES_EACH, ServerLimits
 from muster.trainer.config import TrainerSettings
 from muster.trainer.create import IMAGE_PYTHON, pythons_beside_image
 
@@ -125,6 +127,14 @@ def test_what_faces_the_network_makes_no_namespaces_and_no_code(name: str) -> No
     assert found["RestrictNamespaces"] == found["MemoryDenyWriteExecute"] == ["yes"]
     assert "@system-service" in found["SystemCallFilter"]
     assert found["ProtectHostname"] == found["ProtectKernelTunables"] == ["yes"]
+
+
+@pytest.mark.parametrize("name", ["relay", "orchestrator", "trainer"])
+def test_what_strangers_connect_to_has_files_for_all_connections(name: str) -> None:
+    found = entries(ROOT / "ops" / "systemd" / f"muster-{name}.service")
+    accepted = OrchestratorSettings.model_fields["max_connections"].default
+    most = max(FILES_EACH * ServerLimits().connections, accepted)
+    assert int(found["LimitNOFILE"][0]) >= most + SPARE_FILES
 
 
 @pytest.mark.parametrize("name", GRADERS)

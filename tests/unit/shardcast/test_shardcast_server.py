@@ -5,7 +5,10 @@ import errno
 import logging
 import os
 import random
+import socket
+import sys
 from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ import httpx
 import pytest
 from shardcast_policies import RUN, SIGNATURE, fake_signature, fill, publish, publish_paths, serving
 
-from muster.lifecycle import Proxies
+from muster.lifecycle import Proxies, most_connections
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import PolicyVersion, RunId
 from muster.shardcast import ChunkStore, Manifest, ServerLimits, ShardServer
@@ -389,6 +392,63 @@ async def test_newcomer_is_served_while_ten_addresses_hold_every_connection(
         assert found['muster_shardcast_cut_off_total{reason="displaced"}'] == 1
         for _, writer in held:
             writer.close()
+
+
+SERVER_WITH_FEW_FILES = """
+import asyncio, resource, sys
+from pathlib import Path
+from muster.shardcast import ChunkStore, ShardServer
+resource.setrlimit(resource.RLIMIT_NOFILE, (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+async def serve():
+    async with ShardServer(ChunkStore(Path(sys.argv[1]))) as server:
+        print(server.url, flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+asyncio.run(serve())
+"""
+
+
+@asynccontextmanager
+async def server_with_few_files(store: ChunkStore) -> AsyncIterator[str]:
+    """A server in a process with the soft limit of most systems; yields its URL."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", SERVER_WITH_FEW_FILES, store.folder),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        yield (await process.stdout.readline()).decode().strip()
+    finally:
+        process.stdin.close()
+        await process.wait()
+
+
+def unread_connection(address: str, port: int, request: bytes) -> socket.socket:
+    """A connection from an address that sends a request and does not read."""
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    made.bind((address, 0))
+    made.connect(("127.0.0.1", port))
+    made.sendall(request)
+    return made
+
+
+@pytest.mark.parametrize(("each", "asks_for_chunk"), [(120, False), (60, True)])
+async def test_newcomer_is_served_while_strangers_hold_all_files_that_a_process_usually_has(
+    store: ChunkStore, each: int, asks_for_chunk: bool
+) -> None:
+    most_connections(9 * 120)  # this process holds the other ends
+    data = BIG * 40  # more than a connection holds that nobody reads
+    path = chunk_path(store, data)
+    stranger = f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode() if asks_for_chunk else b""
+    async with server_with_few_files(store) as url:
+        port = int(url.rsplit(":", 1)[1])
+        with ExitStack() as held:
+            for i in range(9 * each):
+                held.enter_context(unread_connection(f"127.0.0.{2 + i % 9}", port, stranger))
+            async with httpx.AsyncClient(base_url=url, timeout=5) as client:
+                assert (await client.get(path)).content == data
 
 
 async def test_idle_connection_is_closed(store: ChunkStore) -> None:

@@ -12,21 +12,17 @@ a signed request of someone with a role in the run.
 from __future__ import annotations
 
 import asyncio
-import logging
-import resource
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from muster.lifecycle import Proxies
+from muster.lifecycle import Proxies, most_connections
 from muster.orchestrator.http.app import MAX_HEADER_BYTES
 from muster.orchestrator.http.crowd import Crowd, place_of
 from muster.orchestrator.http.errors import error_body
 from muster.orchestrator.http.requests import NOTE_SIGNER_KEY
 from muster.orchestrator.settings import OrchestratorSettings
-
-logger = logging.getLogger(__name__)
 
 RETRY_S = 5
 """`Retry-After` in seconds for a refused connection."""
@@ -38,8 +34,6 @@ MOST_PER_SIGNER = 16
 """Most connections of one signer that count as a member's."""
 MOST_PIPELINED = 8
 """Most pipelined requests of one connection."""
-SPARE_FILES = 200
-"""Open files reserved for purposes other than connections."""
 
 
 class Counted(NamedTuple):
@@ -255,7 +249,7 @@ class GuardedProtocol(HttpToolsProtocol):
 def protocol_of(settings: OrchestratorSettings) -> type[GuardedProtocol]:
     """Return the protocol of one server, with its limits and its count."""
     counts = ConnectionCounts(
-        min(settings.max_connections, _most_sockets(settings.max_connections)),
+        most_connections(settings.max_connections),
         settings.max_connections_per_host,
         Proxies(settings.trusted_proxies),
     )
@@ -265,19 +259,3 @@ def protocol_of(settings: OrchestratorSettings) -> type[GuardedProtocol]:
         "read_timeout_s": settings.read_timeout_s,
     }
     return type("Protocol", (GuardedProtocol,), limits)
-
-
-def _most_sockets(wanted: int) -> int:
-    """Return how many connections the system allows this process, after raising its limit.
-
-    A process without spare file descriptors accepts no connection for a second, and closes none.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted + SPARE_FILES:
-        soft = wanted + SPARE_FILES if hard == resource.RLIM_INFINITY else hard
-        soft = min(soft, wanted + SPARE_FILES)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    if soft == resource.RLIM_INFINITY or soft >= wanted + SPARE_FILES:
-        return wanted
-    logger.warning("the system allows fewer connections", extra={"open_files": soft})
-    return max(1, soft - SPARE_FILES)
