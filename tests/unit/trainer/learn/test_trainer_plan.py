@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -187,6 +188,22 @@ def test_site_takes_what_is_planned_within_a_tenth(tmp_path: Path, length: int) 
     measured = kept + peak_bytes(lambda: site.step(Step(8), groups(length)))
     checkpoints.close()
     assert planned_bytes(plan) == pytest.approx(measured, rel=0.1)
+
+
+def test_site_on_a_gpu_keeps_its_copies_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone, site = (planner(100.0, device="cuda", sites=count).plan() for count in (1, 2))
+    trained = sum(p.training for p in alone.parts if p.name == "gradients") / 4
+    assert (site.parts, alone.host) == (alone.parts, 0.0)
+    assert site.host == (24 + 17) * trained
+    assert "of the host: copies of a site" in site.table()
+    short = planner(100.0, device="cuda", sites=2, optimizer_state="bfloat16").plan()
+    assert short.host == site.host - 4 * trained
+    monkeypatch.setattr("muster.trainer.learn.memory_plan._available", lambda *_: site.host)
+    assert planner(100.0, device="cuda", sites=2).plan() == replace(site, host_available=site.host)
+    monkeypatch.setattr("muster.trainer.learn.memory_plan._available", lambda *_: site.host - 1)
+    with pytest.raises(MemoryShort, match=r"copies of a site, exchange of sites need \d") as caught:
+        planner(100.0, device="cuda", sites=2).plan()
+    assert "--recompute" not in str(caught.value.hint)
 
 
 def test_site_of_several_ranks_is_refused() -> None:

@@ -162,10 +162,10 @@ class MemoryPlan:
     """What the backward pass computes again."""
     available: float
     """Bytes that a process may have."""
-    host: float = 0.0
-    """Bytes of the host's memory in which blocks' inputs wait beside a GPU."""
+    on_host: tuple[MemoryPart, ...] = ()
+    """All that takes the host's memory beside a GPU."""
     host_available: float = float("inf")
-    """Bytes of the host's memory that are free for them."""
+    """Bytes of the host's memory that are free for it."""
 
     @property
     def fits(self) -> bool:
@@ -176,6 +176,11 @@ class MemoryPlan:
     def peak(self) -> float:
         """Bytes at the worst moment."""
         return max(sum(p.reading for p in self.parts), sum(p.training for p in self.parts))
+
+    @property
+    def host(self) -> float:
+        """Bytes of the host's memory at the worst moment, beside a GPU."""
+        return sum(p.training for p in self.on_host)
 
     def figures(self) -> dict[str, Any]:
         """Return the plan in gigabytes, by name."""
@@ -192,11 +197,10 @@ class MemoryPlan:
 
     def table(self) -> str:
         """Return the plan as text."""
-        rows = [*self.parts, self._total()]
+        of_host = [replace(p, name=f"of the host: {p.name}") for p in self.on_host]
+        rows = [*self.parts, self._total(), *of_host]
         lines = [f"{'memory of a process, GB':<32}{'reading policies':>18}{'optimiser steps':>18}"]
         lines += [f"{p.name:<32}{p.reading / GB:>18.3f}{p.training / GB:>18.3f}" for p in rows]
-        if self.host:
-            lines.append(f"{'of the host: inputs of blocks':<32}{0:>18.3f}{self.host / GB:>18.3f}")
         return "\n".join(
             [
                 *lines,
@@ -272,8 +276,7 @@ class Planner:
     def found(self) -> MemoryPlan | None:
         """Return a plan that fits; None when there is none."""
         # Passes need a rehearsal, which takes seconds: it is spared if the other parts do not fit.
-        others = MemoryPlan(tuple(self._parts(PassBytes(0.0, 0.0))), 0, "none", self._available)
-        if not others.fits:
+        if not self._planned(PassBytes(0.0, 0.0), 0, "none").fits:
             return None
         useful, efficient = self._useful(), EFFICIENT * self._choices.context_ranks
         leasts = (max(useful, min(efficient, self._per_optimizer_step())), useful)
@@ -329,8 +332,29 @@ class Planner:
             is_whole=self._choices.ranks == 1,
             context=self._choices.context_ranks,
         )
-        parts = tuple(self._parts(passes))
-        return MemoryPlan(parts, tokens, kind, self._available, passes.host, self._host)
+        return self._planned(passes, tokens, kind)
+
+    def _planned(self, passes: PassBytes, tokens: int, kind: Recompute) -> MemoryPlan:
+        parts, of_site, on_host = self._parts(passes), self._of_site(passes), []
+        if passes.host:
+            on_host.append(MemoryPart("inputs of blocks", 0, passes.host))
+        (on_host if _has_host(self._choices.device) else parts).extend(of_site)
+        return MemoryPlan(tuple(parts), tokens, kind, self._available, tuple(on_host), self._host)
+
+    def _of_site(self, passes: PassBytes) -> list[MemoryPart]:
+        """Return what a site keeps and exchanges, in the host's memory also beside a GPU."""
+        if self._choices.sites == 1:
+            return []
+        trained = self._rehearsal.size.trained
+        kept = (SITE_WEIGHT_BYTES + self._moment_width()) * trained
+        exchange = EXCHANGE_BYTES * trained
+        if not _has_host(self._choices.device):
+            # There are no gradients and no passes meanwhile.
+            exchange -= 4 * trained + passes.training
+        return [
+            MemoryPart("copies of a site", kept, kept),
+            MemoryPart("exchange of sites", 0, max(0.0, exchange)),
+        ]
 
     def _parts(self, passes: PassBytes) -> list[MemoryPart]:
         size, ranks, choices = self._rehearsal.size, self._choices.ranks, self._choices
@@ -359,14 +383,6 @@ class Planner:
             MemoryPart("passes", passes.reading, passes.training),
             MemoryPart("samples, log-probabilities", known, known),
         ]
-        if choices.sites > 1:
-            kept = (SITE_WEIGHT_BYTES + self._moment_width()) * size.trained
-            # There are no gradients and no passes meanwhile.
-            more = EXCHANGE_BYTES * size.trained - 4 * size.trained - passes.training
-            parts += [
-                MemoryPart("kept by a site", kept, kept),
-                MemoryPart("exchange with other sites", 0, max(0.0, more)),
-            ]
         if choices.device == "cpu":
             parts.append(MemoryPart("kept by libraries", LIBRARIES, LIBRARIES))
         if choices.evaluates:
@@ -410,9 +426,11 @@ class Planner:
     def _short(self, least: MemoryPlan) -> MemoryShort:
         if least.host > least.host_available:
             return MemoryShort(
-                f"inputs of blocks need {least.host / GB:.2f} GB of the host's memory, but only "
-                f"{least.host_available / GB:.2f} GB are free",
-                hint="leave out --recompute, so that the plan chooses it",
+                f"{', '.join(p.name for p in least.on_host)} need {least.host / GB:.2f} GB of the "
+                f"host's memory, but only {least.host_available / GB:.2f} GB are free",
+                hint="leave out --recompute, so that the plan chooses it"
+                if self._choices.recompute == "host"
+                else "take a host with more memory, or train an adapter",
             )
         return MemoryShort(
             f"training needs {least.peak / GB:.2f} GB in a process, but only "
