@@ -53,14 +53,16 @@ MAX_MARK_CHARS = 1_000
 LIMITS = Limits(cpu_s=2, wall_s=10.0, total_s=15.0)
 """Limits in addition to the steps, which do not count code that runs in C."""
 
-# Clocks, randomness, addresses, the machine: these would differ between two honest runs.
+# Clocks, randomness, addresses, the machine: these would differ between two honest runs. ASCII,
+# because Pythons know different letters; atomic, so that a line with many imports is read once.
 _DIFFERS = re.compile(
-    r"\b(?:import|from)\b[^\n]*\b(?:time|datetime|timeit|calendar|secrets|uuid|tempfile|threading|"
+    r"^(?>.*?\b(?:import|from)\b).*\b(?:time|datetime|timeit|calendar|secrets|uuid|tempfile|threading|"
     r"_thread|multiprocessing|subprocess|asyncio|concurrent|signal|select|os|posix|sys|sysconfig|"
     r"platform|socket|pathlib|shutil|glob|resource|psutil|ctypes|tracemalloc|gc|inspect|importlib|"
     r"builtins|traceback|weakref|io|locale|getpass|pwd|logging|warnings|faulthandler|SystemRandom)"
     r"\b|\b(?:open|id|exec|eval|compile|getattr|vars|globals|locals|dir|breakpoint|SystemRandom)"
-    r"\s*\(|__(?!name__|main__|init__|str__|repr__)"
+    r"\s*\(|__(?!name__|main__|init__|str__|repr__)",
+    re.ASCII | re.MULTILINE,
 )
 
 _HARNESS = """
@@ -169,6 +171,7 @@ PYTHON_TOOL = Environment(
     turn=reply_with_output,
     sources=(
         __name__,
+        "muster.tasks.code",
         "muster.tasks.verifier",
         "muster.tasks.completions",
         "muster.tasks.sandbox",

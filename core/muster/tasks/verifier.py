@@ -116,8 +116,8 @@ class Environment:
     sources: tuple[str, ...]
     """Modules and packages whose source decides replies; hashed with the verifier's."""
     machine: Callable[[], str] = str
-    """Returns what else on this machine determines replies, such as the Python that runs
-    programs."""
+    """Returns what on this machine determines replies beside the Python that computes them, such as
+    the Python that runs programs."""
     max_replies: int = 8
     """Most replies; the turn after the last reply ends the completion."""
     parallel: int = 1
@@ -239,7 +239,9 @@ class Verifier:
 
     @property
     def _machines(self) -> list[str]:
-        found = [self.machine(), self.dialogue.machine() if self.dialogue else ""]
+        found = [self.machine()]
+        if self.dialogue:
+            found += [python_here(), self.dialogue.machine()]
         return [each for each in dict.fromkeys(found) if each]
 
     @cached_property

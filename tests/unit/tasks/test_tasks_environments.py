@@ -1,5 +1,6 @@
 """Environments answer any input, and the Python tool's replies depend little on the machine."""
 
+import time
 from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import replace
@@ -24,6 +25,7 @@ from muster.tasks import (
     registry,
     verify,
 )
+from muster.tasks.completions import MAX_PROGRAM_CHARS
 from muster.tasks.given_up import GIVEN_UP
 from muster.tasks.python_tool import (
     MAX_OUTPUT_CHARS,
@@ -50,6 +52,13 @@ def fenced(program: str) -> str:
 def run(program: str) -> str:
     """Return the output of a program in a fresh run."""
     return run_program(program)
+
+
+def replied(program: str) -> str:
+    """Return the tool's reply to a program."""
+    reply = reply_with_output(PROBLEM, (fenced(program),))
+    assert isinstance(reply, Reply)
+    return reply.text
 
 
 # The interface
@@ -141,6 +150,24 @@ def test_programs_that_name_what_differs_are_not_run(program: str) -> None:
     assert isinstance(reply, Reply)
     assert reply.is_repeatable
     assert "not run" in reply.text
+
+
+@needs_sandbox
+@pytest.mark.parametrize("letter", ["é", "²", "\U00031350"])
+def test_letter_of_some_pythons_decides_nothing(letter: str) -> None:
+    # Unicode gives Python 3.12 letters that 3.11 does not know, such as the last one.
+    for named in ("id(1)", "import os", "().__class__"):
+        assert "not run" in replied(f"# {letter}{named}")
+    assert "not run" not in replied(f"# idé(1) {letter}opened(1)")
+
+
+@pytest.mark.parametrize("word", ["import ", "from", "import x\n", "id ", "id" + " " * 99])
+def test_any_program_is_read_in_no_time(word: str) -> None:
+    program = word * (MAX_PROGRAM_CHARS // len(word))
+    begun_s = time.process_time()
+    assert not python_tool._DIFFERS.search(program)
+    assert python_tool._DIFFERS.search(program + "\nimport a, os")
+    assert time.process_time() - begun_s < 0.1
 
 
 CALL = '{"name": "python", "arguments": {"code": "print(6 * 7)"}}'

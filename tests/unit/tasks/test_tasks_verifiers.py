@@ -215,7 +215,10 @@ def test_another_verifier_than_the_pinned_one_is_refused(change: dict[str, str])
     ("task_type", "says"),
     [
         ("exact_match", "^2$"),
-        ("exact_match_with_python", r"^2 \((programs: python 3\.\d+|no sandbox)\)$"),
+        (
+            "exact_match_with_python",
+            rf"^2 \({re.escape(python_here())}, (programs: python 3\.\d+|no sandbox)\)$",
+        ),
         ("verifiable_code", r"^3 \((programs: python 3\.\d+|no sandbox)\)$"),
         ("code_output_prediction", rf"^2 \({re.escape(python_here())}\)$"),
         ("verifiable_math", rf"^2 \({re.escape(python_here())}\)$"),
