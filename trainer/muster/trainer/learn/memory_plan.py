@@ -347,7 +347,7 @@ class Planner:
             return []
         trained = self._rehearsal.size.trained
         kept = (SITE_WEIGHT_BYTES + self._moment_width()) * trained
-        exchange = EXCHANGE_BYTES * trained
+        exchange: float = EXCHANGE_BYTES * trained
         if not _has_host(self._choices.device):
             # There are no gradients and no passes meanwhile.
             exchange -= 4 * trained + passes.training
