@@ -91,9 +91,16 @@ class Fees:
         """Return the higher of each fee."""
         return Fees(max(self.max_wei, other.max_wei), max(self.tip_wei, other.tip_wei))
 
-    def at_most(self, most_wei: int) -> Fees:
-        """Return the fees with both capped."""
-        return Fees(min(self.max_wei, most_wei), min(self.tip_wei, most_wei))
+    def at_most(self, other: Fees) -> Fees:
+        """Return the lower of each fee."""
+        return Fees(min(self.max_wei, other.max_wei), min(self.tip_wei, other.tip_wei))
+
+    def can_replace(self, other: Fees) -> bool:
+        """Return whether nodes take a transaction with these fees in the place of another."""
+        return (
+            min(self.max_wei - other.max_wei * MIN_BUMP, self.tip_wei - other.tip_wei * MIN_BUMP)
+            >= 0
+        )
 
 
 def highest_fee(environ: Mapping[str, str] = os.environ) -> int:

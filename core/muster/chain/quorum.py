@@ -3,8 +3,8 @@
     blocks, logs, receipts, code, views     most must say the same; an endpoint that says something
                                             else is named and left alone for a while
     the newest block                        the newest that most of them have
-    an account's nonce                      the middle one: an endpoint may lag, or count too much
-    fees, gas estimates, a pool's content   the first that answers
+    an account's nonce, the market's fees   the middle one: an endpoint may lag, or say too much
+    gas estimates, a pool's content         the first that answers
     a transaction to send                   goes to all
 
 With two endpoints, one is enough while the other does not answer; of three or more, most must
@@ -36,11 +36,10 @@ _ASIDE_S = 5.0, 120.0
 _GRACE_S = 2.0
 """Seconds to wait for slower endpoints when enough have answered."""
 _TAGS = frozenset({"latest", "pending", "safe", "finalized"})
+_MIDDLE = frozenset({"eth_getTransactionCount", "eth_gasPrice", "eth_maxPriorityFeePerGas"})
 _ANY = frozenset(
     {
         "eth_estimateGas",
-        "eth_gasPrice",
-        "eth_maxPriorityFeePerGas",
         "eth_feeHistory",
         "eth_getTransactionByHash",
         "eth_sendRawTransaction",
@@ -158,7 +157,7 @@ class QuorumRpc(Rpc):
         method, params = call
         if method in _ANY:
             return _first(list(said.values()))
-        if method == "eth_getTransactionCount":
+        if method in _MIDDLE:
             return _middle(list(said.values()), from_hex)
         if method == "eth_blockNumber":
             return self._newest(list(said.values()), from_hex)

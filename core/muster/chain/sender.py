@@ -7,7 +7,7 @@ before anything is paid) → sign with the next nonce → journal → send → w
     killed after                         the next `send` or `recover` watches it first: mined, it is
                                          resolved; forgotten by the node, it is sent again as it is
     its block is taken back              the same: the account's count is below what was settled
-    nobody mines it                      it is sent again with higher fees, up to a cap
+    blocks are made without it           it is sent again with higher fees, up to a cap
     its caller asks for it again         under the label of `Chain.once` nothing is sent, and the
                                          caller gets the receipt; without a label it is a new action
 
@@ -27,8 +27,8 @@ from typing import Any
 from muster.chain.abi import decode_revert
 from muster.chain.outgoing import (
     MARKET,
-    MIN_BUMP,
     TELL_SENT,
+    Fees,
     SendRefusal,
     SignedTransaction,
     UnsignedTransaction,
@@ -75,9 +75,11 @@ class SendPolicy:
     longest_poll_s: float = 1.0
     """Longest pause between looks."""
     bump_after_s: float = 20.0
-    """A transaction that is not mined after this time is sent again with higher fees."""
+    """A transaction that is not in a block after this time is sent again with higher fees."""
     bump_factor: float = 1.25
     """Least factor on the fees then; nodes require 1.1."""
+    most_of_market: float = 4.0
+    """Highest fees then, as a multiple of the market's: above that, the price is not the reason."""
     highest_fee_wei: int = field(default_factory=lambda: highest_fee())
     """The highest price per gas that is ever paid."""
     give_up_after_s: float = 120.0
@@ -99,6 +101,8 @@ class _Watch:
     """Held by the task that looks."""
     waiting: int = 0
     """Number of waiting tasks."""
+    priced_at: int | None = None
+    """The chain's height when the newest attempt was priced; None if an earlier process did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +114,13 @@ class _Look:
     standing: int
     """The account's number of mined transactions minus the action's nonce: 0 if the action is next,
     above 0 if its nonce is used."""
-    is_known: bool
-    """Whether the node knows any attempt."""
+    known: str | None
+    """Hash of the newest attempt that the node knows, if any."""
 
     @property
     def is_forgotten(self) -> bool:
         """Whether it is not mined but still can be, and the node does not know it."""
-        return self.receipt is None and self.standing <= 0 and not self.is_known
+        return self.receipt is None and self.standing <= 0 and self.known is None
 
 
 class TransactionSender:
@@ -140,10 +144,12 @@ class TransactionSender:
         self._chain_id = chain_id
         self._journal = journal or SendJournal(None, self.address)
         self._policy = policy or SendPolicy()
+        self._most = Fees(self._policy.highest_fee_wei, self._policy.highest_fee_wei)
         self._clock = clock
         self._sleep = sleep
         self._submitting = asyncio.Lock()
         self._mined_in = 0
+        self._priced_at: int | None = None
         self._sent_at = float("-inf")
         self._watches: dict[int, _Watch] = {}
 
@@ -225,7 +231,8 @@ class TransactionSender:
             action = await self._journal.find(label) if label is not None else None
             if action is None:
                 action = await self._submit(to, data, label)
-            elif action.purpose != (purpose := purpose_of(to, data)):
+                return self._watched(action, priced_at=self._priced_at)
+            if action.purpose != (purpose := purpose_of(to, data)):
                 raise ChainError(
                     f"the label {label!r} names a call of {action.purpose}, not of {purpose}",
                     hint="give every action a label of its own",
@@ -275,13 +282,15 @@ class TransactionSender:
             raise _explained(gas)
         if isinstance(nonce, RpcError):
             raise nonce
+        fees = market_fees(block, tip).times(fee_factor).at_most(self._most)
+        self._priced_at = from_hex(member(block, "number"))
         return UnsignedTransaction(
             chain_id=self._chain_id,
             nonce=await self._next_nonce(nonce_from_hex(nonce)),
             to=to,
             data=data,
             gas=int(from_hex(gas) * self._policy.gas_margin),
-            fees=market_fees(block, tip).times(fee_factor).at_most(self._policy.highest_fee_wei),
+            fees=fees,
         )
 
     def _is_behind(self, block: Any) -> bool:
@@ -333,9 +342,9 @@ class TransactionSender:
 
     # --------------------------------------------------------------------- watch
 
-    def _watched(self, action: Action) -> _Watch:
+    def _watched(self, action: Action, *, priced_at: int | None = None) -> _Watch:
         """Return the watch of an action, and count one more waiting task."""
-        watch = self._watches.setdefault(action.number, _Watch(action))
+        watch = self._watches.setdefault(action.number, _Watch(action, priced_at=priced_at))
         watch.waiting += 1
         return watch
 
@@ -396,11 +405,12 @@ class TransactionSender:
                     await self._reopen_before()
                     await self._settle_orphans(started, before_nonce=watch.action.nonce)
                 is_slow = now - bumped_at >= policy.bump_after_s and used_since is None
+                is_cheap = False
                 if not is_slow and look is not None and look.is_forgotten:
-                    is_slow = await self._send_again(watch.action) is SendRefusal.FEE_TOO_LOW
-                if is_slow:
+                    is_cheap = await self._send_again(watch.action) is SendRefusal.FEE_TOO_LOW
+                if is_slow or is_cheap:
                     bumped_at = now
-                    await self._bump(watch)
+                    await self._bump(watch, look, is_cheap=is_cheap)
                 await self._sleep(pause)
                 pause = min(pause * 1.5, policy.longest_poll_s)
 
@@ -418,10 +428,11 @@ class TransactionSender:
         )
         receipts = [_checked(receipt, tx) for receipt, tx in zip(answers, hashes, strict=False)]
         mined = [receipt for receipt in receipts if receipt is not None]
+        known = [tx for tx, found in zip(hashes, answers[len(hashes) :], strict=True) if found]
         return _Look(
             receipt=mined[0] if mined else None,
             standing=nonce_from_hex(count) - action.nonce,
-            is_known=any(answers[len(hashes) :]),
+            known=known[-1] if known else None,
         )
 
     async def _taken_back(self) -> list[Action]:
@@ -486,24 +497,34 @@ class TransactionSender:
         logger.debug("not taken again", extra=_about(action) | {"cause": str(problem)})
         return refusal_of(problem)
 
-    async def _bump(self, watch: _Watch) -> None:
-        """Replace the newest attempt by one with higher fees, unless they exceed the limit."""
-        policy = self._policy
+    async def _bump(self, watch: _Watch, look: _Look | None, *, is_cheap: bool) -> None:
+        """Replace the newest attempt by one with higher fees, unless they exceed a limit, or no
+        block was made since it was priced: then only a node that refuses it as too cheap counts.
+        """
         try:
-            market = market_fees(*await self._rpc.try_batch(MARKET))
+            block, tip = await self._rpc.try_batch(MARKET)
+            market, height = market_fees(block, tip), from_hex(member(block, "number"))
         except (ChainUnreachable, RpcError) as error:
             logger.debug("no fees", extra={"cause": str(error)})
             return
-        newest = UnsignedTransaction.from_raw(watch.action.attempts[-1].raw)
-        wanted = newest.fees.times(policy.bump_factor).at_least(market)
-        fees = wanted.at_most(policy.highest_fee_wei)
-        if fees.max_wei < newest.fees.max_wei * MIN_BUMP:
-            extra = _about(watch.action) | {"most": f"{policy.highest_fee_wei} wei per gas"}
+        has_waited = watch.priced_at is not None and height > watch.priced_at
+        watch.priced_at = height if watch.priced_at is None else max(height, watch.priced_at)
+        if not has_waited and not is_cheap:
+            return
+        attempts = {attempt.tx_hash: attempt for attempt in watch.action.attempts}
+        # What the node refused does not count: it has the attempt before.
+        base = attempts.get(look.known if look and look.known else "", watch.action.attempts[-1])
+        replaced = UnsignedTransaction.from_raw(base.raw)
+        limit = market.times(self._policy.most_of_market).at_most(self._most)
+        fees = replaced.fees.times(self._policy.bump_factor).at_least(market).at_most(limit)
+        if not fees.can_replace(replaced.fees):
+            extra = _about(watch.action) | {"most": f"{limit.max_wei} wei per gas"}
             logger.warning("a transaction pays the most it may", extra=extra)
             await self._send_again(watch.action)
             return
-        dearer = replace(newest, fees=fees).signed(self._key)
-        watch.action = await self._journal.add_attempt(watch.action, dearer)
+        dearer = replace(replaced, fees=fees).signed(self._key)
+        if dearer.tx_hash not in attempts:
+            watch.action = await self._journal.add_attempt(watch.action, dearer)
         problem = await self._send_raw(dearer)
         if problem is None:
             self._tell_sent(dearer)

@@ -22,7 +22,10 @@ REVERT = keccak(b"LedgerPaused(uint64)")[:4] + encode(["uint64"], [7])
 
 
 class Pool(FakeNode):
-    """A node with a transaction pool; nothing is mined before `mines` says so."""
+    """A node with a transaction pool, and a block each time that a sender waits.
+
+    It mines transactions at once, unless `auto` is false, and no block while it `stands_still`.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,6 +34,7 @@ class Pool(FakeNode):
         self.mined: dict[str, dict[str, Any]] = {}
         self.confirmed = 0
         self.auto = True
+        self.stands_still = False
         self.status = 1
         self.refusals: list[RpcError] = []
         self.now = 0.0
@@ -71,6 +75,8 @@ class Pool(FakeNode):
 
     async def sleep(self, seconds: float) -> None:
         self.now += seconds
+        if not self.stands_still:
+            self.mine()
         await asyncio.sleep(0)
 
     def sender(

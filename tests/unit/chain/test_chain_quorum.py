@@ -112,6 +112,25 @@ async def test_nonce_is_the_middle_one() -> None:
     assert await nodes.rpc.call("eth_getTransactionCount", address(1), "pending") == "0x7"
 
 
+@pytest.mark.parametrize("method", ["eth_maxPriorityFeePerGas", "eth_gasPrice"])
+@pytest.mark.parametrize("hostile", [0, 1, 2])
+async def test_fees_are_the_middle_ones(method: str, hostile: int) -> None:
+    nodes = Nodes(3)
+    for node, wei in zip(nodes.all, (9, 10, 11), strict=True):
+        answering(node, method, hex(wei))
+    answering(nodes[hostile], method, hex(1000 * 10**9))
+    assert int(await nodes.rpc.call(method), 16) in (10, 11)
+
+
+async def test_of_two_fees_the_lower_counts_and_one_suffices() -> None:
+    nodes = Nodes(2)
+    answering(nodes[0], "eth_maxPriorityFeePerGas", hex(1000 * 10**9))
+    answering(nodes[1], "eth_maxPriorityFeePerGas", "0x9")
+    assert await nodes.rpc.call("eth_maxPriorityFeePerGas") == "0x9"
+    answering(nodes[1], "eth_maxPriorityFeePerGas", RpcError("no such method", code=-32601))
+    assert int(await nodes.rpc.call("eth_maxPriorityFeePerGas"), 16) == 1000 * 10**9
+
+
 # -------------------------------------------------------------------------------- lag
 
 

@@ -72,7 +72,9 @@ def test_what_is_no_transaction_is_refused(raw: bytes) -> None:
 def test_raised_fees_are_at_least_a_quarter_higher(most: int, tip: int) -> None:
     raised = Fees(most, tip).times(1.25)
     assert 4 * raised.max_wei >= 5 * most * (1 - 1e-15)
-    assert raised.at_most(5).max_wei <= 5
+    assert raised.at_most(Fees(5, 5)).max_wei <= 5
+    assert raised.can_replace(Fees(most, tip))
+    assert not Fees(most, tip).can_replace(Fees(most + 1, tip))
     assert raised.at_least(Fees(9, 9)).tip_wei >= 9
 
 

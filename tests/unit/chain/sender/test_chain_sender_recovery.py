@@ -326,6 +326,49 @@ async def test_fees_follow_the_market(pool: Pool, journal: SendJournal) -> None:
     await sending
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_fees_stay_while_no_block_is_made(
+    pool: Pool, journal: SendJournal, is_restarted: bool
+) -> None:
+    pool.auto, pool.stands_still = False, True
+    policy = SendPolicy(bump_after_s=20, give_up_after_s=600)
+    if is_restarted:
+        await abandoned(pool, pool.sender(journal=journal), b"\1", "one")
+    with pytest.raises(errors.TransactionLost):
+        await pool.sender(policy, journal).send(TO, b"\1", label="one")
+    assert pool.now >= 600
+    assert {t["maxPriorityFeePerGas"] for t in pool.sent} == {10**9}
+    # It was never its fees: the first block takes it as it is.
+    pool.confirm(pool.sent[0])
+    await pool.sender(policy, journal).send(TO, b"\1", label="one")
+    assert len({t["hash"] for t in pool.sent}) == 1
+
+
+async def test_fees_stay_near_the_market_however_long_it_takes(
+    pool: Pool, journal: SendJournal
+) -> None:
+    pool.auto = False
+    policy = SendPolicy(bump_after_s=20, give_up_after_s=400)
+    with pytest.raises(errors.TransactionLost):
+        await pool.sender(policy, journal).send(TO, b"\1")
+    assert pool.sent[1]["maxPriorityFeePerGas"] >= 1.1 * 10**9
+    assert pool.sent[-1]["maxPriorityFeePerGas"] <= 4 * 10**9
+
+
+async def test_refused_attempt_does_not_raise_the_next_one(
+    pool: Pool, journal: SendJournal
+) -> None:
+    pool.auto = False
+    sending = asyncio.create_task(pool.sender(journal=journal).send(TO, b"\1"))
+    await until(lambda: bool(pool.sent), sending)
+    pool.refusals = [errors.RpcError("insufficient funds for gas", code=-32000)] * 2
+    await until(lambda: len(pool.sent) >= 2, sending)
+    assert pool.refusals == []
+    assert pool.sent[1]["maxFeePerGas"] == 1.25 * pool.sent[0]["maxFeePerGas"]
+    pool.confirm(pool.sent[1])
+    await sending
+
+
 @pytest.mark.parametrize("method", ["eth_getBlockByNumber", "eth_sendRawTransaction"])
 async def test_outage_during_a_bump_only_delays(
     pool: Pool, method: str, journal: SendJournal
