@@ -5,6 +5,7 @@ Owns the loaded policy and the size of a pass. `muster.inference.decode_loop` ge
 pass otherwise. Axes: R rows, L width, T completion tokens, H hidden units, V vocabulary.
 """
 
+import gc
 import logging
 import threading
 from collections.abc import Iterator, Sequence
@@ -175,12 +176,19 @@ class TransformersEngine:
             if not in_place:
                 if self._memory_bytes is None:
                     self._memory_bytes = self._share_of_memory()
+                self._free_model()
                 self._policy = load_folder(folder, dtype=self._dtype, device=self._device)
                 quicken(self._policy.model)
                 self._forward = Forward(self._policy.model)
                 self._lean = try_lean(self._policy.model, self._forward)
             self._version = version
         logger.info("policy loaded", extra={"policy_version": version, "in_place": in_place})
+
+    def _free_model(self) -> None:
+        """Free the former model's memory: there may be no room for two."""
+        self._policy = self._forward = self._lean = None
+        gc.collect()
+        torch.cuda.empty_cache()
 
     def encode(self, text: Prompt, *, is_start: bool = True) -> tuple[int, ...]:
         """Return the token ids of a prompt, which may stand within a sequence."""

@@ -3,10 +3,13 @@
 import json
 import random
 import shutil
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ from inference_policy import build_policy
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from muster.inference import transformers_engine
 from muster.inference.engine import (
     Request,
     Room,
@@ -22,7 +26,12 @@ from muster.inference.engine import (
     set_aside_in,
 )
 from muster.inference.examining import Recomputed
-from muster.inference.policy_files import read_tokenizer, require_supported
+from muster.inference.policy_files import (
+    LoadedPolicy,
+    load_folder,
+    read_tokenizer,
+    require_supported,
+)
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.errors import EngineError, ProofError, SampleUnfit
 from muster.protocol.ids import PolicyVersion
@@ -147,6 +156,32 @@ def test_tied_weights_stay_tied_after_a_swap(
     engine.load_policy(changed_copy(policy_folder, tmp_path / "next", 0.5), PolicyVersion(1))
     model = engine.model
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
+@pytest.mark.parametrize("is_usable", [True, False])
+def test_former_model_makes_room_before_another_is_loaded(
+    engine: TransformersEngine,
+    sibling_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_usable: bool,
+) -> None:
+    folder = shutil.copytree(sibling_folder, tmp_path / "other")
+    other = json.loads((folder / "config.json").read_text()) | {"rms_norm_eps": 0.1}
+    (folder / "config.json").write_text(json.dumps(other))
+    if not is_usable:
+        (folder / "model.safetensors").write_bytes(b"")
+    former, made_room = weakref.ref(engine.model), []
+
+    def load(*asked: Any, **options: Any) -> LoadedPolicy:
+        made_room.append(former() is None)
+        return load_folder(*asked, **options)
+
+    monkeypatch.setattr(transformers_engine, "load_folder", load)
+    with nullcontext() if is_usable else pytest.raises(EngineError, match="does not load"):
+        engine.load_policy(folder, PolicyVersion(1))
+    assert made_room == [True]
+    assert engine.policy_version == (1 if is_usable else None)
 
 
 def test_other_configuration_is_loaded_anew(
