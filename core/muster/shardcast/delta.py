@@ -408,10 +408,11 @@ def add_delta(
     """Return the manifest with a delta, which is now in `folder`, and the stamps of its chunks.
 
     The manifest is returned unchanged and without stamps when a delta saves too little, when the
-    version is larger than its parent and the delta together, or when the parent's files have
-    another state hash. The folder holds the version's files. Every `anchor_every`-th version, and
-    every one without a delta, is an anchor: relays carry its files too, so that a client without
-    earlier versions can start there. Raises StorageError when the disk refuses.
+    version is larger than its parent and the delta together, when the manifest would exceed its
+    limit, or when the parent's files have another state hash. The folder holds the version's files.
+    Every `anchor_every`-th version, and every one without a delta, is an anchor: relays carry its
+    files too, so that a client without earlier versions can start there. Raises StorageError when
+    the disk refuses.
     """
     target, old = folder / DELTA_NAME, parent.files
     files = {file.name: folder / file.name for file in manifest.files}
@@ -436,9 +437,6 @@ def add_delta(
         return manifest, {}
     with ThreadPoolExecutor(1, thread_name_prefix="publish") as hashers:
         entry, _, stamp = hash_file(target, manifest.chunk_bytes, hashers)
-    if manifest.total_bytes > parent_bytes + entry.size:
-        target.unlink()  # fetchers would refuse it
-        return manifest, {}
     # Deltas from the base do not form chains, so no anchors are needed.
     is_anchor = manifest.version % anchor_every == 0 and not is_adapter(files)
     carried = replace(
@@ -447,4 +445,7 @@ def add_delta(
         parent=parent.version,
         delta=ManifestDelta(parent.root, entry.size, entry.chunks),
     )
+    if manifest.total_bytes > parent_bytes + entry.size or not carried.fits():
+        target.unlink()  # fetchers would refuse it
+        return manifest, {}
     return carried, dict.fromkeys(entry.chunks, stamp)

@@ -32,6 +32,8 @@ MIN_CHUNK_BYTES = 1 << 10
 """Least chunk size: each chunk costs a request."""
 MAX_CHUNK_BYTES = 64 << 20
 """Largest chunk size: each chunk is verified as a whole before it is served."""
+MOST_CHUNKS = 12_000
+"""A number of chunks whose digests always fit into a manifest."""
 MAX_JSON_INT = (1 << 53) - 1
 """Largest integer that canonical JSON holds."""
 
@@ -183,13 +185,20 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Return the canonical JSON; raises EncodingError when it exceeds the limit."""
-        data = canonical_json(_MANIFEST.dump_python(self, mode="json"))
+        data = self._json()
         if len(data) > MAX_MANIFEST_BYTES:
             raise EncodingError(
                 f"manifest of {len(data)} bytes exceeds the limit of {MAX_MANIFEST_BYTES}",
                 hint="publish with larger chunks",
             )
         return data
+
+    def fits(self) -> bool:
+        """Tell whether the canonical JSON is within the limit."""
+        return len(self._json()) <= MAX_MANIFEST_BYTES
+
+    def _json(self) -> bytes:
+        return canonical_json(_MANIFEST.dump_python(self, mode="json"))
 
     def root(self) -> Hash32:
         """Return the Keccak-256 of the canonical JSON: what the chain holds."""
@@ -209,6 +218,16 @@ class Manifest:
 
 
 _MANIFEST = TypeAdapter(Manifest)
+
+
+def chunk_bytes_for(total_bytes: int) -> int:
+    """Return the chunk size that keeps a manifest of so many bytes, those of a delta included,
+    within its limit: 8 MiB up to 94 GiB.
+    """
+    size = DEFAULT_CHUNK_BYTES
+    while size < MAX_CHUNK_BYTES and total_bytes > size * MOST_CHUNKS:
+        size *= 2
+    return size
 
 
 def require_file_name(name: object) -> str:

@@ -16,12 +16,7 @@ from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
 from muster.shardcast.cache import manifest_path
 from muster.shardcast.digests import region_digest
 from muster.shardcast.fetcher import Fetcher, Progress
-from muster.shardcast.manifest import (
-    DEFAULT_CHUNK_BYTES,
-    MAX_CHUNK_BYTES,
-    Manifest,
-    require_file_name,
-)
+from muster.shardcast.manifest import Manifest, chunk_bytes_for, require_file_name
 from muster.shardcast.store import ChunkStore
 from muster.shardcast.trust import Trust, sign_root, trust_signer
 
@@ -31,8 +26,6 @@ INDEX_SUFFIX = ".safetensors.index.json"
 """Suffix of the index of a model in many files."""
 MAX_INDEX_BYTES = 64 << 20
 """Most bytes of an index; a larger one is not read."""
-MOST_CHUNKS = 12_000
-"""A number of chunks whose digests always fit into a manifest."""
 
 
 def publish(
@@ -62,7 +55,7 @@ def publish(
         stream_from=0,
         stream_to=0,
         sign=lambda root: sign_root(key, run_id, number, root),
-        chunk_bytes=chunk_bytes_for(list(files.values())),
+        chunk_bytes=chunk_bytes_for(sum(path.stat().st_size for path in files.values())),
         link=link,
     )
 
@@ -133,15 +126,6 @@ def files_of(paths: Sequence[Path]) -> dict[str, Path]:
     if not found:
         raise ConfigError("there is nothing to publish", hint="give files, or a folder with files")
     return found
-
-
-def chunk_bytes_for(files: Sequence[Path]) -> int:
-    """Return the chunk size that keeps a manifest within its limit: 8 MiB up to 94 GiB."""
-    total = sum(path.stat().st_size for path in files)
-    size = DEFAULT_CHUNK_BYTES
-    while size < MAX_CHUNK_BYTES and total > size * MOST_CHUNKS:
-        size *= 2
-    return size
 
 
 def _expand(path: Path) -> list[Path]:

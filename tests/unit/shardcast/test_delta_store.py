@@ -1,6 +1,7 @@
 """Publishing deltas: which versions get one, the broadcast, and how long files are kept."""
 
 import os
+import random
 import shutil
 import time
 from pathlib import Path
@@ -8,11 +9,21 @@ from types import SimpleNamespace
 
 import pytest
 from delta_tensors import applied, sizes_of, trained
-from shardcast_policies import RUN, SIGNATURE, delta_of, fill, publish, publish_paths, read_back
+from shardcast_policies import (
+    CHUNK_BYTES,
+    RUN,
+    SIGNATURE,
+    delta_of,
+    fill,
+    publish,
+    publish_paths,
+    read_back,
+)
 
 from muster.protocol.errors import StorageError
 from muster.protocol.ids import PolicyVersion, RunId
 from muster.shardcast import ChunkStore, Manifest
+from muster.shardcast.manifest import MAX_MANIFEST_BYTES
 
 VERSIONS = trained(14)
 
@@ -66,6 +77,20 @@ def test_version_without_its_parent_is_an_anchor(tmp_path: Path) -> None:
     store = make_store(tmp_path)
     publish_all(store, 1)
     assert publish(store, VERSIONS[3], 3, anchor_every=4).delta is None
+
+
+@pytest.mark.parametrize(("changed", "parent"), [(0.45, None), (0.2, 1)])
+def test_delta_that_would_not_fit_into_the_manifest_is_dropped(
+    tmp_path: Path, changed: float, parent: int | None
+) -> None:
+    store, most = make_store(tmp_path), MAX_MANIFEST_BYTES // 67  # a chunk takes 67 bytes
+    old = random.Random(1).randbytes(most * 3 // 4 * CHUNK_BYTES)
+    same = old[int(changed * len(old)) :]
+    publish(store, {"w": old}, 1)
+    fresh = random.Random(2).randbytes(len(old) - len(same)) + same
+    manifest = publish(store, {"w": fresh}, 2, anchor_every=8)
+    assert manifest.parent == parent
+    assert (".delta" in stored_names(store, 2)) == (parent is not None)
 
 
 def test_parent_that_is_not_as_published_is_not_built_upon(tmp_path: Path) -> None:

@@ -14,8 +14,12 @@ from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.shardcast import Manifest, ManifestFile
 from muster.shardcast.manifest import (
+    DEFAULT_CHUNK_BYTES,
+    MAX_CHUNK_BYTES,
     MAX_MANIFEST_BYTES,
+    MOST_CHUNKS,
     ManifestDelta,
+    chunk_bytes_for,
     parse_digest,
     require_file_name,
 )
@@ -318,3 +322,11 @@ def test_digest_is_none_for_anything_else(text: str) -> None:
 @pytest.mark.parametrize("name", ["conf.json", "nul-model", "com10", "a.b.c", "Model.safetensors"])
 def test_name_that_only_looks_reserved_passes(name: str) -> None:
     assert require_file_name(name) == name
+
+
+@given(st.integers(0, 700 << 30))
+def test_chunks_are_few_enough_for_a_manifest(size: int) -> None:
+    chosen = chunk_bytes_for(size)
+    assert DEFAULT_CHUNK_BYTES <= chosen <= MAX_CHUNK_BYTES
+    assert -(-size // chosen) <= MOST_CHUNKS
+    assert chosen == DEFAULT_CHUNK_BYTES or size > chosen // 2 * MOST_CHUNKS

@@ -4,12 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, strategies as st
 from shardcast_policies import write_files
 
 from muster.protocol.errors import ConfigError
-from muster.shardcast.manifest import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES
-from muster.shardcast.simple import MOST_CHUNKS, chunk_bytes_for, files_of
+from muster.shardcast.simple import files_of
 
 INDEX = "model.safetensors.index.json"
 
@@ -84,21 +82,3 @@ def test_name_that_no_manifest_may_hold_is_refused(tmp_path: Path) -> None:
     path = write_files(tmp_path, {"a b": b"1"})["a b"]
     with pytest.raises(ConfigError, match="not a plain file name"):
         files_of([path])
-
-
-@given(st.integers(0, 700 << 30))
-def test_chunks_are_few_enough_for_a_manifest(size: int) -> None:
-    chosen = chunk_bytes_for([_Sized(size)])  # type: ignore[list-item]
-    assert DEFAULT_CHUNK_BYTES <= chosen <= MAX_CHUNK_BYTES
-    assert -(-size // chosen) <= MOST_CHUNKS
-    assert chosen == DEFAULT_CHUNK_BYTES or size > chosen // 2 * MOST_CHUNKS
-
-
-class _Sized:
-    """A file of a size that no test could write."""
-
-    def __init__(self, size: int) -> None:
-        self.st_size = size
-
-    def stat(self) -> "_Sized":
-        return self

@@ -23,7 +23,7 @@ from muster.protocol.errors import (
 )
 from muster.protocol.ids import Address, PolicyVersion, RunId
 from muster.protocol.messages import Checkpoint
-from muster.shardcast import ChunkStore, state_hash
+from muster.shardcast import ChunkStore, manifest as manifests, state_hash
 from muster.trainer.config import TrainerSettings
 from muster.trainer.learn.learner import Learner
 from muster.trainer.process import _Assembly
@@ -150,6 +150,17 @@ def _barely_trained(shelf: PolicyShelf, model_folder: Path, *versions: int) -> P
 async def _publish_all(publisher: Publisher, shelf: PolicyShelf, *versions: int) -> None:
     for version in versions:
         await publisher.publish(PolicyVersion(version), shelf.path(PolicyVersion(version)), 0, 0)
+
+
+async def test_manifest_has_room_for_a_delta_of_half_the_files(
+    shelf: PolicyShelf, store: ChunkStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifests, "DEFAULT_CHUNK_BYTES", 1024)
+    monkeypatch.setattr(manifests, "MOST_CHUNKS", 10)
+    await _publish_all(_publisher(store, FakeRoots()), shelf, 0)
+    manifest = store.manifest(RUN, BASE)
+    assert manifest is not None
+    assert manifest.chunk_bytes // 2 < 0.15 * manifest.total_bytes <= manifest.chunk_bytes
 
 
 async def test_lost_store_is_made_again_from_the_state_folder(

@@ -30,8 +30,9 @@ from muster.protocol.errors import (
 )
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.shardcast import ChunkStore, Manifest, state_hash
-from muster.shardcast.delta import Parent, parent_to_publish
+from muster.shardcast.delta import WORTH_CARRYING, Parent, parent_to_publish
 from muster.shardcast.download import RelayFault, ShardClient
+from muster.shardcast.manifest import chunk_bytes_for
 from muster.shardcast.trust import sign_root
 from muster.trainer.ports import PolicyRoots
 from muster.trainer.publish.policies import BASE, published_files
@@ -177,14 +178,17 @@ class Publisher:
         stream_to: int,
         parent: Parent | None,
     ) -> Manifest:
+        files = published_files(folder)
+        total_bytes = sum(path.stat().st_size for path in files.values())
         return self._store.publish(
-            published_files(folder),
+            files,
             run_id=self._run_id,
             version=version,
             stream_from=stream_from,
             stream_to=stream_to,
             anchor_every=self._anchor_every,
             parent=parent,
+            chunk_bytes=chunk_bytes_for(total_bytes + total_bytes // WORTH_CARRYING),
             # A version's folder is replaced, never rewritten.
             link=True,
             sign=lambda root: sign_root(
