@@ -119,6 +119,7 @@ class Toy:
         self.w = torch.zeros(500)
         self.momentum = torch.zeros(500)
         self.taken: list[Any] = []
+        self.learning_rate_scale = 1.0
         self._fail = fail
 
     def step(self, step: Step, groups: Sequence[Any]) -> Any:
@@ -257,6 +258,13 @@ def test_sites_split_the_groups_and_hold_the_same_weights(start: Start) -> None:
     assert not torch.equal(zero.toy.momentum, one.toy.momentum)
     # Three exchanges with one other site, a block of codes and its scale each way.
     assert zero.learner.outer_bytes == 3 * 2 * (byte_size(BLOCK) + MARK_BYTES)
+
+
+def test_rate_of_a_run_that_rolled_back_is_that_of_the_site_s_own_steps(start: Start) -> None:
+    zero = start(0)
+    assert zero.learner.learning_rate_scale == 1.0
+    zero.learner.learning_rate_scale = 0.5
+    assert zero.toy.learning_rate_scale == zero.learner.learning_rate_scale == 0.5
 
 
 def test_step_is_taken_again_without_a_site_that_died(start: Start) -> None:

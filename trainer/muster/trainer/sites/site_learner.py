@@ -83,8 +83,6 @@ class SiteLearner:
         """Bytes that this site sent to others for outer steps."""
         self.heal_bytes = 0
         """Bytes that this site sent to sites that joined."""
-        self.learning_rate_scale = 1.0
-        """Factor on the recipe's learning rate. It stays 1: sites cannot agree on another."""
         self._inner = inner
         self._meeting = meeting
         self._outer = outer
@@ -93,6 +91,16 @@ class SiteLearner:
         self._max_async_level = max_async_level
         self._round: Round | None = None
         self._history = OuterHistory()
+
+    @property
+    def learning_rate_scale(self) -> float:
+        """Factor on the recipe's learning rate: below 1 where the run rolled back before it had
+        sites. It is part of the run's state, the same at every site."""
+        return self._inner.learning_rate_scale
+
+    @learning_rate_scale.setter
+    def learning_rate_scale(self, scale: float) -> None:
+        self._inner.learning_rate_scale = scale
 
     def join(self) -> None:
         """Bring this site to the run's state, starting from its own where possible, and save it.
