@@ -86,9 +86,9 @@ class SendPolicy:
     """A transaction that is not mined after this time is reported lost; it stays in the journal."""
     send_attempts: int = 5
     """Tries to find the right nonce and fees."""
-    replaced_after_s: float = 1.0
-    """Wait for the receipt of a used nonce before it counts as another's: receipts may be served
-    late."""
+    replaced_after_s: float = 15.0
+    """Time in which an endpoint must know no attempt of a used nonce before it counts as another's:
+    it may learn of a block late."""
 
 
 @dataclass(slots=True)
@@ -383,18 +383,20 @@ class TransactionSender:
         async with watch.lock:
             policy = self._policy
             bumped_at, pause = self._clock(), policy.first_poll_s
-            used_since: float | None = None
+            unknown_since: float | None = None
             while True:
                 look = await self._try_look(watch.action)
                 if look is not None and look.receipt is not None:
                     return await self._note_mined(watch, look.receipt)
                 now = self._clock()
-                if look is None or look.standing <= 0:
-                    used_since = None
-                elif used_since is None:
-                    used_since = now
-                elif now - used_since >= policy.replaced_after_s:
-                    await self._note_replaced(watch)
+                is_open = look is None or look.standing <= 0
+                if look is None or is_open or (look.known and watch.action.inclusion is None):
+                    unknown_since = None
+                elif unknown_since is None:
+                    unknown_since = now
+                elif now - unknown_since >= policy.replaced_after_s and await self._is_replaced(
+                    watch, look
+                ):
                     return None
                 if now - started >= policy.give_up_after_s:
                     raise self._lost(watch.action)
@@ -404,7 +406,7 @@ class TransactionSender:
                     bumped_at = now
                     await self._reopen_before()
                     await self._settle_orphans(started, before_nonce=watch.action.nonce)
-                is_slow = now - bumped_at >= policy.bump_after_s and used_since is None
+                is_slow = now - bumped_at >= policy.bump_after_s and is_open
                 is_cheap = False
                 if not is_slow and look is not None and look.is_forgotten:
                     is_cheap = await self._send_again(watch.action) is SendRefusal.FEE_TOO_LOW
@@ -561,9 +563,9 @@ class TransactionSender:
             watch.action = await self._journal.resolve(watch.action, state, inclusion)
         return receipt
 
-    async def _note_replaced(self, watch: _Watch) -> None:
-        """Give up an action whose nonce another transaction used; raises if the action was mined
-        before.
+    async def _is_replaced(self, watch: _Watch, look: _Look) -> bool:
+        """Give up an action whose nonce another transaction used, and return whether it did; raises
+        if the action was mined before.
         """
         inclusion = watch.action.inclusion
         if inclusion is not None:
@@ -574,8 +576,11 @@ class TransactionSender:
                     "but the RPC endpoint does not serve its receipt",
                     hint="use an endpoint that keeps older receipts",
                 )
+        if look.known:
+            return False
         logger.warning("another transaction used the nonce", extra=_about(watch.action))
         watch.action = await self._journal.resolve(watch.action, ActionState.REPLACED)
+        return True
 
 
 def _explained(error: RpcError) -> ChainError:

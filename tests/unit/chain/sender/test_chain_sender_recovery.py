@@ -399,9 +399,11 @@ async def test_action_whose_nonce_another_program_used_is_done_anew(
     pool.auto = False
     sending = asyncio.create_task(pool.sender(journal=journal).send(TO, b"\1", label="one"))
     await until(lambda: bool(pool.sent), sending)
-    # Nonce 0 is mined, but not by our transaction.
+    # Nonce 0 is mined, but not by our transaction, which the node drops.
     pool.confirmed, pool.auto = 1, True
+    pool.waiting.clear()
     receipt = await sending
+    assert pool.now >= 15
     assert datas(pool) == [(0, b"\1"), (1, b"\1")]
     assert receipt["transactionHash"] == pool.sent[1]["hash"]
 
@@ -430,6 +432,33 @@ async def test_receipt_that_is_late_does_not_mean_that_the_nonce_was_stolen(
         return pool.mined.get(tx) if len(looks) >= 3 else None
 
     pool.methods["eth_getTransactionReceipt"] = late
+    await pool.sender(journal=journal).send(TO, b"\1")
+    assert len(pool.sent) == 1
+
+
+@pytest.mark.parametrize("late_s", [2, 20])
+async def test_transaction_whose_receipt_is_late_is_not_sent_again(
+    pool: Pool, journal: SendJournal, late_s: float
+) -> None:
+    mined_at: dict[str, float] = {}
+
+    def late(tx: str) -> Any:
+        if tx in pool.mined and pool.now >= mined_at.setdefault(tx, pool.now) + late_s:
+            return pool.mined[tx]
+        return None
+
+    pool.methods["eth_getTransactionReceipt"] = late
+    receipt = await pool.sender(journal=journal).send(TO, b"\1")
+    assert receipt["transactionHash"] == pool.sent[0]["hash"]
+    assert len(pool.sent) == 1
+
+
+async def test_node_that_knows_a_mined_transaction_only_later_is_waited_for(
+    pool: Pool, journal: SendJournal
+) -> None:
+    for method in ("eth_getTransactionReceipt", "eth_getTransactionByHash"):
+        answer = pool.methods[method]
+        pool.methods[method] = lambda tx, answer=answer: answer(tx) if pool.now > 10 else None
     await pool.sender(journal=journal).send(TO, b"\1")
     assert len(pool.sent) == 1
 
