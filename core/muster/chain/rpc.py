@@ -300,6 +300,7 @@ _RATE_WORDS = re.compile(
     r"|throttl|capacity",
     re.IGNORECASE,
 )
+_SECONDS = re.compile(r"\d{1,9}(\.\d+)?")
 _BATCH_STATUSES = frozenset({400, 403, 405, 413, 415, 422, 500, 501})
 _PASSING_STATUSES = frozenset({408, 429, 502, 503, 504})
 
@@ -317,11 +318,9 @@ class HttpRefusal(ChainUnreachable):
         """`retry_after` is the header of that name, if there was one."""
         super().__init__(message, hint=hint)
         self.status = status
-        try:
-            self.retry_after_s = float(retry_after or 0)
-        except ValueError:
-            # It may be a date.
-            self.retry_after_s = 0.0
+        # It may be a date; and a pause of nan seconds would never end.
+        is_seconds = _SECONDS.fullmatch(retry_after or "") is not None
+        self.retry_after_s = float(retry_after or 0) if is_seconds else 0.0
 
     @property
     def may_pass(self) -> bool:

@@ -1,5 +1,6 @@
 """Endpoints' refusals in their own words: requests are repeated later, or in smaller parts."""
 
+import asyncio
 import itertools
 import json
 from collections.abc import Callable
@@ -109,6 +110,13 @@ async def test_pause_that_is_asked_for_is_made() -> None:
     with pytest.raises(ChainUnreachable, match="HTTP 429"):
         await slow.call("m", 7)
     assert await rpc_of(refusing(1, raising(refusal(429, "0.02")))).call("m", 7) == 7
+
+
+@pytest.mark.parametrize("said", ["nan", "inf", "-1", "1e999"])
+async def test_pause_that_is_no_number_of_seconds_is_not_made(said: str) -> None:
+    rpc = rpc_of(refusing(1, raising(refusal(429, said))), timeout_s=1.0)
+    async with asyncio.timeout(2.0):
+        assert await rpc.call("m", 7) == 7
 
 
 async def test_date_to_retry_after_is_not_misread() -> None:
