@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import torch
 from click.testing import CliRunner, Result
 from client_network import (
     RECIPE,
@@ -22,6 +23,7 @@ from client_network import (
     running,
     world,
 )
+from safetensors.torch import save_file
 
 from muster.api import BatchChecking, OrchestratorApi
 from muster.app.cli import muster
@@ -33,11 +35,19 @@ from muster.client.audit.history import ChainHistory, HistorySource, read
 from muster.client.audit.ledger import PackedRecords
 from muster.client.audit.money import Doubts
 from muster.client.audit.outcome_table import tabulate
-from muster.client.audit.reexecution import HOW_MACHINE, Copies, draw, rerun_verdicts
+from muster.client.audit.reexecution import (
+    HOW_ENGINE,
+    HOW_MACHINE,
+    Copies,
+    Rejudge,
+    draw,
+    rerun_verdicts,
+)
 from muster.client.chain_facts import OutcomePlace
 from muster.client.validator.records import counted_before, is_drawn
 from muster.protocol.checking import Checking
 from muster.protocol.eip712 import Domain, digest, sign
+from muster.protocol.errors import EngineError
 from muster.protocol.ids import PolicyVersion, RunId
 from muster.protocol.jury import Ruling
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict, pack_records
@@ -476,6 +486,52 @@ async def test_a_machine_that_fails_contradicts_nobody(judged: Network, tmp_path
     check = await rejudged(history, copy_of(judged, tmp_path), Full())
     assert check.contradictions == ()
     assert {each.how for each in check.not_rerun} == {HOW_MACHINE}
+
+
+class Broken(world.HashEngine):
+    """Computes nonsense."""
+
+    def recompute(self, samples: Any) -> Any:
+        raise EngineError(f"nonsense in {len(samples)} samples")
+
+
+async def test_work_of_a_policy_that_is_not_finite_must_have_been_rejected(
+    judged: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def verified(_self: Rejudge, _version: PolicyVersion) -> Path:
+        save_file({"norm": torch.tensor([1.0, float("nan")])}, tmp_path / "m.safetensors")
+        return tmp_path
+
+    monkeypatch.setattr(Rejudge, "_verified", verified)
+    history, folder = await history_of(judged), copy_of(judged, tmp_path / "copy")
+    batch, place = found_as(history, Verdict.ACCEPTED)
+    record = (batch.records or ())[place]
+    wrong = replace(record, verdict=Verdict.REJECTED, reason=Reason.TOPLOC_MISMATCH)
+    recorded_as(batch, place, wrong)
+    check = await rejudged(history, folder, Broken())
+    accepted = {
+        OutcomePlace(batch.batch_id, place)
+        for batch in history.ledger.batches.values()
+        for place, record in enumerate(batch.records or ())
+        if record.verdict is Verdict.ACCEPTED
+    }
+    assert accepted
+    assert accepted <= Doubts.of([check]).wrong
+    assert OutcomePlace(batch.batch_id, place) not in Doubts.of([check]).wrong
+    assert check.not_rerun == ()
+
+
+async def test_a_policy_that_does_not_load_is_named_and_contradicts_nobody(
+    judged: Network, tmp_path: Path
+) -> None:
+    class Unloadable(world.HashEngine):
+        def load_policy(self, folder: Path, version: PolicyVersion) -> None:
+            raise EngineError(f"{folder.name} does not load as version {version}")
+
+    history = await history_of(judged)
+    check = await rejudged(history, copy_of(judged, tmp_path), Unloadable())
+    assert check.contradictions == ()
+    assert {each.how for each in check.not_rerun} == {HOW_ENGINE.format(version=0)}
 
 
 # Who was called, and who checked

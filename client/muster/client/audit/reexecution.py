@@ -10,7 +10,6 @@
    hidden states
 """
 
-import asyncio
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -42,7 +41,14 @@ from muster.client.disputes.bundle_checks import (
     reason_of,
 )
 from muster.client.disputes.cases import ruling_words
-from muster.client.disputes.rerun import Rerun, claim_at, measure_conduct, recompute, slots_of
+from muster.client.disputes.rerun import (
+    Rerun,
+    claim_at,
+    hold,
+    measure_conduct,
+    recompute,
+    slots_of,
+)
 from muster.client.run_documents import require_consistent
 from muster.client.validator.checking_proofs import (
     Fingerprints,
@@ -91,6 +97,11 @@ HOW_NONE = "nothing does: the evidence of one file neither proves nor contradict
 """What can be done about an outcome that depends on more than its file."""
 HOW_MACHINE = "free memory and disk on this machine, and audit it again"
 """What can be done when this machine failed, which contradicts nobody."""
+HOW_ENGINE = (
+    "policy {version} does not load with this engine: try --engine vllm, another --device or "
+    "another machine"
+)
+"""What can be done when an engine loads no policy of that version."""
 T = TypeVar("T")
 Progress = Callable[[int, int, str], None]
 """Called after each outcome: how many were run again, of how many, and the last one's result."""
@@ -199,7 +210,8 @@ class Rejudge:
         self._copies, self._engine, self._folder = copies, engine, folder
         self._decoder = decoder
         self._rules: Rules | None = None
-        self._loaded: PolicyVersion | None = None
+        self._held: tuple[PolicyVersion, Path] | None = None
+        """The last policy that was needed, and its verified folder."""
         self._conducts: dict[tuple[Hash32, Hash32], Conduct] = {}
         self._slots = slots_of(history.ledger, run.run_id)
 
@@ -234,7 +246,9 @@ class Rejudge:
         except EncodingError as error:
             return at_outcomes(batch, Kind.EVIDENCE_ALTERED, str(error), position)
         except EngineError as error:
-            return NotRerun(batch.batch_id, position, str(error), HOW_MACHINE)
+            is_held = self._engine.policy_version == record.policy_version
+            how = HOW_MACHINE if is_held else HOW_ENGINE.format(version=record.policy_version)
+            return NotRerun(batch.batch_id, position, str(error), how)
         if problems:
             return at_outcomes(batch, Kind.VERDICT_WRONG, problems, position)
         recorded = Ruling(record.verdict, record.reason)
@@ -298,15 +312,15 @@ class Rejudge:
         require_consistent(rules)
         return rules
 
-    async def _load(self, version: PolicyVersion) -> None:
-        checkpoint = self._run.checkpoints.get(version)
-        if checkpoint is None or version == self._loaded == self._engine.policy_version:
-            return
-        folder = await self._policy(version)
-        await asyncio.to_thread(self._engine.load_policy, folder, version)
-        self._loaded = version
+    async def _policy(self, version: PolicyVersion) -> Path | None:
+        """Return a policy's verified folder; None if it was never published."""
+        if version not in self._run.checkpoints:
+            return None
+        if self._held is None or self._held[0] != version:
+            self._held = version, await self._verified(version)
+        return self._held[1]
 
-    async def _policy(self, version: PolicyVersion) -> Path:
+    async def _verified(self, version: PolicyVersion) -> Path:
         root = self._run.checkpoints[version].manifest_root
         store, run_id = self._copies.store, self._run.run_id
         data = store.document(root)
@@ -347,8 +361,10 @@ class Rejudge:
         claim = claim_at(self._history.ledger, batch, entries, position, domain, self._slots)
         seats = await self.proofs.wanted(batch)
         record = batch.records[position]
-        await self._load(record.policy_version)
-        again = await recompute(claim, data, self._rules, self._engine, self._decoder, seats)
+        folder = await self._policy(record.policy_version)
+        again = await recompute(
+            claim, data, self._rules, self._engine, self._decoder, seats, folder=folder
+        )
         ruling = self._ruling(batch, position)
         has_history = Reason.SAMPLER_DRIFT in (record.reason, reason_of(record, ruling))
         if has_history and again.record.verdict is Verdict.ACCEPTED:
@@ -378,7 +394,10 @@ class Rejudge:
             data = self._copies.store.submission_file(name)
             if data is None or file_hash(data) != name:
                 raise Missing(f"an earlier file, {hex0x(name)}, is not in the evidence", HOW_FILES)
-            await self._load(record.policy_version)
+            folder = await self._policy(record.policy_version)
+            if folder is None:
+                raise Missing(f"policy {record.policy_version} was never published", HOW_NONE)
+            await hold(self._engine, folder, record.policy_version)
             self._conducts[name, seed] = await measure_conduct(
                 data, seed, self._rules, self._engine, self._decoder
             )

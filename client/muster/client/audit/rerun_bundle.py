@@ -4,7 +4,6 @@ No orchestrator, relay or validator is asked. The facts that the verdict rests o
 chain. With --offline they come from the bundle, and are printed so that people can compare them.
 """
 
-import asyncio
 import tempfile
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -182,12 +181,10 @@ async def _recompute(
     require_consistent(rules)
     engine = engine_of(options)
     claim = claim_of(evidence, facts)
-    if facts.policy is not None:
-        version = claim.submission.policy_version
-        await asyncio.to_thread(engine.load_policy, policy, version)
     data = require_file(bundle.part(SUBMISSION), claim.submission.file_hash)
     async with FileDecoder() as decoder:
-        again = await recompute(claim, data, rules, engine, decoder)
+        folder = policy if facts.policy is not None else None
+        again = await recompute(claim, data, rules, engine, decoder, folder=folder)
     return check_verdict(recorded_of(evidence), again, ruling=facts.stands)
 
 

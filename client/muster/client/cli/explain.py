@@ -209,9 +209,10 @@ async def _rerun(
         attempts=3,
         connects_to=None if options["relay"] else api.connects_to,
     ) as fetcher:
-        folder = await _load(run, submission.policy_version, fetcher, engine)
+        folder = await _policy(run, submission.policy_version, fetcher)
     async with FileDecoder() as decoder:
-        again = await recompute(claim, data, rules, engine, decoder, batch.signed_by(run.seats))
+        seats = batch.signed_by(run.seats)
+        again = await recompute(claim, data, rules, engine, decoder, seats, folder=folder)
     if checking is not None:
         proofs = who_checked(checking, batch, place.position, again.fingerprints, domain)
         again = replace(again, proofs=proofs)
@@ -258,13 +259,13 @@ def _save(
     click.echo(f"Saved: {command}{note}", err=True)
 
 
-async def _load(run: RunView, version: Any, fetcher: Fetcher, engine: Any) -> Path | None:
-    """Load the policy that the submission claims, if it was published; return its folder."""
+async def _policy(run: RunView, version: Any, fetcher: Fetcher) -> Path | None:
+    """Return the folder of the policy that the submission claims; None if it was never
+    published.
+    """
     if version not in run.checkpoints:
         return None
-    folder = await fetcher.fetch(run.run_id, version, run.checkpoints[version].manifest_root)
-    await asyncio.to_thread(engine.load_policy, folder, version)
-    return folder
+    return await fetcher.fetch(run.run_id, version, run.checkpoints[version].manifest_root)
 
 
 def _state_dir(options: dict[str, Any]) -> Path:

@@ -4,8 +4,9 @@ Uses the same pure checks as a validator, with the facts of the block that commi
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from muster.api import BatchEntry
@@ -16,18 +17,26 @@ from muster.client.validator.checking_proofs import Proof
 from muster.client.validator.checks import ClaimedWork, check_claim, check_file, conduct_of
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.examiner import read_rows
-from muster.client.validator.judging import Judgement, Rules, outcome_record, unread
+from muster.client.validator.judging import (
+    Judgement,
+    Rules,
+    outcome_record,
+    unread,
+    without_prefill,
+)
 from muster.client.validator.replay import Statistic, measure, replay_rows
 from muster.client.validator.soundness import examine_surely, own_trouble
 from muster.inference import InferenceEngine
+from muster.inference.engine import set_aside_in
 from muster.protocol.eip712 import Domain
 from muster.protocol.encoding import file_hash
-from muster.protocol.errors import ConfigError
-from muster.protocol.ids import Address, RunId
+from muster.protocol.errors import ConfigError, EngineError, PolicyBroken, StorageError
+from muster.protocol.ids import Address, PolicyVersion, RunId
 from muster.protocol.messages import OutcomeRecord
 from muster.protocol.rollouts import MAX_FILE_BYTES, Bounds, Rollout
-from muster.protocol.set_aside import NOTHING
+from muster.protocol.set_aside import NOTHING, SetAside
 from muster.settings import read_file
+from muster.shardcast.delta_layout import require_finite
 from muster.toploc.sequential_test import Conduct
 
 
@@ -97,6 +106,13 @@ def slots_of(view: HistoryView, run_id: RunId) -> SlotIndex:
     return slots
 
 
+async def hold(engine: InferenceEngine, folder: Path, version: PolicyVersion) -> None:
+    """Load a policy unless the engine holds this version, of the same run; raises EngineError."""
+    if engine.policy_version != version:
+        with own_trouble():
+            await asyncio.to_thread(engine.load_policy, folder, version)
+
+
 async def recompute(
     claim: ClaimedWork,
     data: bytes,
@@ -104,13 +120,30 @@ async def recompute(
     engine: InferenceEngine,
     decoder: FileDecoder,
     seats: Sequence[Address] = (),
+    *,
+    folder: Path | None = None,
 ) -> Rerun:
-    """Return the outcome of a claim; the ticket's policy must be loaded. Raises EngineError when
-    this machine has too little memory.
+    """Return the outcome of a claim. The ticket's policy must be loaded, or its verified files lie
+    in `folder`. Raises EngineError when this machine has too little memory, or the policy does not
+    load.
 
-    The result also holds the fingerprints that the validators in `seats` must have shown.
+    If the engine fails and weights in `folder` are not finite, the policy is at fault: its work is
+    rejected, as validators do. The result also holds the fingerprints that the validators in
+    `seats` must have shown.
     """
-    rows, judgement = await _judge(claim, data, rules, engine, decoder, seats)
+    version = claim.submission.policy_version
+    try:
+        if folder is not None:
+            await hold(engine, folder, version)
+        rows, judgement = await _judge(claim, data, rules, engine, decoder, seats)
+    except EngineError:
+        if folder is None or (fault := await asyncio.to_thread(_fault_in, folder, version)) is None:
+            raise
+        listed = partial(set_aside_in, folder)
+        found = await _read(claim, data, rules, decoder, listed)
+        if not isinstance(found, Judgement):
+            found = unread(claim, without_prefill(fault))
+        rows, judgement = None, found
     return Rerun(
         record=outcome_record(claim, judgement),
         detail=judgement.finding.detail if judgement.finding else "",
@@ -149,12 +182,37 @@ async def _judge(
     seats: Sequence[Address],
 ) -> tuple[list[Rollout] | None, Judgement]:
     """Return the file's rows, None if it was not read, and the judgement."""
-    if finding := check_claim(claim) or check_file(data):
-        return None, unread(claim, finding)
+    rows = await _read(claim, data, rules, decoder, lambda: engine.set_aside)
+    if isinstance(rows, Judgement):
+        return None, rows
     with own_trouble():
-        listed = engine.set_aside if rules.recipe.skips_problems else NOTHING
-        rows = await read_rows(claim, data, rules, decoder, listed)
-        if isinstance(rows, Judgement):
-            return None, rows
         judged = await asyncio.to_thread(examine_surely, claim, rows, rules, engine, seats)
-        return rows, judged
+    return rows, judged
+
+
+async def _read(
+    claim: ClaimedWork,
+    data: bytes,
+    rules: Rules,
+    decoder: FileDecoder,
+    listed: Callable[[], SetAside],
+) -> list[Rollout] | Judgement:
+    """Return the file's rows, or the judgement of a check that comes before the policy; `listed`
+    gives the policy's list, which is needed where the recipe skips problems.
+    """
+    if finding := check_claim(claim) or check_file(data):
+        return unread(claim, finding)
+    with own_trouble():
+        of_policy = listed() if rules.recipe.skips_problems else NOTHING
+        return await read_rows(claim, data, rules, decoder, of_policy)
+
+
+def _fault_in(folder: Path, version: PolicyVersion) -> PolicyBroken | None:
+    """Return the fault of a policy whose weights are not finite, else None."""
+    try:
+        require_finite(folder, version)
+    except PolicyBroken as error:
+        return error
+    except StorageError:
+        pass  # files that hold no tensors are for the engine to refuse
+    return None
