@@ -24,9 +24,11 @@ KEYS = Keys(
 
 
 @contextmanager
-def serving(folder: Path, **settings: Any) -> Iterator[tuple[psutil.Process, int]]:
-    """Start such an orchestrator; yields its process and its port."""
-    arguments = [sys.executable, __file__, str(folder), json.dumps(settings)]
+def serving(
+    folder: Path, *, workers: int = 0, **settings: Any
+) -> Iterator[tuple[psutil.Process, int]]:
+    """Start such an orchestrator, of at least so many workers; yields its process and its port."""
+    arguments = [sys.executable, __file__, str(folder), str(workers), json.dumps(settings)]
     with Popen(arguments, stdout=PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -36,13 +38,15 @@ def serving(folder: Path, **settings: Any) -> Iterator[tuple[psutil.Process, int
             process.terminate()
 
 
-async def main(folder: Path, settings: dict[str, Any]) -> None:
+async def main(folder: Path, workers: int, settings: dict[str, Any]) -> None:
     """Serve until SIGTERM; print the URL once it listens."""
+    from dashboard_stage import History
     from orchestrator_bench import open_bench
 
     from muster.orchestrator.process import serve_until_stopped
 
-    ready = folder / "ready"
+    ready, network = folder / "ready", Network(keys=KEYS)
+    History(network).register(workers)
 
     async def announce() -> None:
         while not ready.exists():
@@ -50,9 +54,7 @@ async def main(folder: Path, settings: dict[str, Any]) -> None:
         print(ready.read_text().strip(), flush=True)  # noqa: T201
 
     async with (
-        open_bench(
-            folder, Network(keys=KEYS), port=0, ready_file=ready, poll_s=0.1, **settings
-        ) as bench,
+        open_bench(folder, network, port=0, ready_file=ready, poll_s=0.1, **settings) as bench,
         asyncio.TaskGroup() as tasks,
     ):
         tasks.create_task(announce())
@@ -60,4 +62,4 @@ async def main(folder: Path, settings: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), json.loads(sys.argv[2])))
+    asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])))

@@ -1,7 +1,8 @@
-"""The web application: its routes, a fast path for the most frequent ones, and a guard around all
-of them: quotas per network address, metrics of requests, security headers.
+"""The web application: its routes, a fast path for the most frequent ones, turns for pages, and a
+guard around all of them: quotas per network address, metrics of requests, security headers.
 """
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from muster.lifecycle import machine_of
 from muster.orchestrator.dashboard import routes
 from muster.orchestrator.http import nodes, public, validators
+from muster.orchestrator.http.crowd import place_of
 from muster.orchestrator.http.errors import (
     TooMany,
     add_error_handlers,
@@ -43,14 +45,14 @@ _ENDLESS = frozenset({"/live", "/v1/events"})
 
 
 class Application(FastAPI):
-    """The application: the guard, then the fast routes, then the framework's routes."""
+    """The application: the guard, the fast routes, the turns for pages, the framework's routes."""
 
     def __init__(self, services: Services) -> None:
         super().__init__(**_ABOUT, docs_url=None, redoc_url=None)
         self.state.services = services
         self.state.dashboard = routes.Dashboard(services)
         self._entrance = RequestGuard(
-            FastRoutes(super().__call__, services), quotas=services.quotas
+            FastRoutes(Pages(super().__call__, services.quotas), services), quotas=services.quotas
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -165,6 +167,95 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
 
 
+KEPT_PAGES = 16
+"""Most pages that are kept for those who wait for the same ones."""
+LONGEST_PAGE_S = 1.0
+"""Most seconds that are charged for a page; one that takes longer waits for a file or a relay."""
+_PageKey = tuple[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    route: object
+    """The route that built it, for metrics."""
+    messages: tuple[Message, ...]
+    """What is sent."""
+    began_s: float
+    """When its building began."""
+
+
+class Pages:
+    """Turns for pages and `/metrics`, one of which takes the event loop as long as hundreds of
+    heartbeats: few are built at once, in a share of the time, and one for all who wait for it.
+    """
+
+    def __init__(
+        self, app: ASGIApp, quotas: Quotas, *, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._app = app
+        self._quotas = quotas
+        self._monotonic = monotonic
+        self._kept: dict[_PageKey, _Page] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request for a page, and pass on every other."""
+        if not _is_page(scope):
+            await self._app(scope, receive, send)
+            return
+        try:
+            page = await self._page(scope, receive)
+        except Exception as error:  # answered as the framework would
+            await failure_response(Request(scope), error)(scope, receive, send)
+            return
+        scope["route"] = page.route
+        for message in page.messages:
+            await send({**message})
+
+    async def _page(self, scope: Scope, receive: Receive) -> _Page:
+        key, asked_s = (scope["path"], scope["query_string"]), self._monotonic()
+        network, _ = place_of(_host_of(scope))
+        async with self._quotas.pages.turn(network):
+            if self._begun_since(asked_s, key) is None:
+                await asyncio.sleep(self._quotas.page_seconds.debt_s(""))
+            return self._begun_since(asked_s, key) or await self._build(key, scope, receive)
+
+    def _begun_since(self, asked_s: float, key: _PageKey) -> _Page | None:
+        page = self._kept.get(key)
+        return page if page is not None and page.began_s >= asked_s else None
+
+    async def _build(self, key: _PageKey, scope: Scope, receive: Receive) -> _Page:
+        began_s, messages = self._monotonic(), list[Message]()
+
+        async def collect(message: Message) -> None:
+            messages.append(message)
+
+        try:
+            await self._app(scope, receive, collect)
+        finally:
+            seconds = min(self._monotonic() - began_s, LONGEST_PAGE_S)
+            self._quotas.page_seconds.charge("", seconds)
+        page = _Page(scope.get("route"), tuple(messages), began_s)
+        if messages[0]["status"] == 200:
+            self._kept.pop(key, None)
+            self._kept[key] = page
+            if len(self._kept) > KEPT_PAGES:
+                del self._kept[next(iter(self._kept))]
+        return page
+
+
+def _is_page(scope: Scope) -> bool:
+    """Tell whether a request is for the dashboard or for metrics: not for programs, a file, or
+    events."""
+    if scope["type"] != "http" or scope["method"] != "GET":
+        return False
+    path = scope["path"]
+    return path not in ("/live", "/healthz") and not path.startswith(("/v1/", "/static/"))
+
+
+def _host_of(scope: Scope) -> str:
+    return machine_of((scope.get("client") or ("local", 0))[0])
+
+
 MAX_HEADER_BYTES = 16 * 1024
 """Largest sum of a request's path, query, and header names and values."""
 
@@ -210,7 +301,7 @@ class RequestGuard:
             size += len(message.get("body", b""))
             return message
 
-        host = machine_of((scope.get("client") or ("local", 0))[0])
+        host = _host_of(scope)
         refusal = self._refusal(scope, host)
         try:
             if refusal is None:

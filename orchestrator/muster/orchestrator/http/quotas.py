@@ -28,20 +28,30 @@ BATCH_READS = 2
 BATCH_READS_PER_HOST = 8
 """Most batches that one address may wait for, so that others come soon, too."""
 
+PAGES_AT_ONCE = 2
+"""Pages that are built at once: one may wait for a file or a relay, and does not delay another."""
+PAGES_PER_NETWORK = 8
+"""Most pages that one network may wait for."""
+PAGE_SHARE = 0.25
+"""Most of the event loop's time that pages take, sustained; the rest is for nodes and the chain."""
+PAGE_BURST_S = 2.0
+"""Seconds whose share pages may take at once."""
+
 
 class Readings:
     """Turns for requests that read much: a few at once, the others wait in order."""
 
-    def __init__(self, at_once: int, *, most_per_host: int) -> None:
+    def __init__(self, at_once: int, *, most_per_host: int, what: str = "batches") -> None:
+        """`what` names for refusals what the requests read."""
         self._turns = asyncio.Semaphore(at_once)
-        self._most = most_per_host
+        self._most, self._what = most_per_host, what
         self._of_host = Counter[str]()
 
     @asynccontextmanager
     async def turn(self, host: str) -> AsyncIterator[None]:
         """Wait for a turn, which lasts until the block ends; refuses a host with too many."""
         if self._of_host[host] >= self._most:
-            raise refuse("overloaded", "this address waits for too many batches")
+            raise refuse("overloaded", f"this address waits for too many {self._what}")
         self._of_host[host] += 1
         try:
             async with self._turns:
@@ -139,6 +149,10 @@ class Quotas:
     """Disk space for arriving files."""
     batch_reads: Readings
     """Turns for reading a batch's submissions or proofs of checking."""
+    pages: Readings
+    """Turns for building a page, per network."""
+    page_seconds: RateLimit
+    """Seconds that building pages takes; charged afterwards, so there may be debt."""
 
     @classmethod
     def of(cls, rates: OrchestratorSettings) -> Quotas:
@@ -152,4 +166,6 @@ class Quotas:
             BodyRoom(SEAT_BODY_BYTES),
             BodyRoom(UPLOAD_BYTES),
             Readings(BATCH_READS, most_per_host=BATCH_READS_PER_HOST),
+            Readings(PAGES_AT_ONCE, most_per_host=PAGES_PER_NETWORK, what="pages"),
+            RateLimit(rate=PAGE_SHARE, burst=PAGE_SHARE * PAGE_BURST_S),
         )
