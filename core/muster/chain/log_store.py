@@ -28,6 +28,8 @@ _KEPT = (
     *("address", "topics", "data", "transactionHash"),
     *("blockNumber", "blockHash", "blockTimestamp", "logIndex"),
 )
+_FORM = 2
+"""Number in the file's name: files with a lower one may hold blocks that were taken back."""
 _WORTH_NOTING = 1_000
 """After so many blocks without logs the newest block that was read is stored."""
 _SCHEMA = """
@@ -46,7 +48,9 @@ def log_file(deployment: Deployment) -> Path | None:
         return None
     ledger = deployment.contracts["ContributionLedger"].lower()
     # Path.expanduser would raise for an account without a home.
-    return Path(os.path.expanduser(CACHE), "chains", f"{deployment.chain_id}-{ledger}.sqlite")
+    return Path(
+        os.path.expanduser(CACHE), "chains", f"{deployment.chain_id}-{ledger}-{_FORM}.sqlite"
+    )
 
 
 class LogStore:
@@ -58,13 +62,19 @@ class LogStore:
         self._db: sqlite3.Connection | None = None
         self._cursor: int | None = None
 
-    def blocks(self) -> Iterator[tuple[BlockId, list[dict[str, Any]]]]:
-        """Yield every stored block, ascending, with its logs; the last is the newest read."""
+    def blocks(self, newest: int) -> Iterator[tuple[BlockId, list[dict[str, Any]]]]:
+        """Yield every stored block up to `newest`, ascending, with its logs.
+
+        This store writes nothing as long as the file has blocks that were not taken: only who
+        knows all of them can notice that one was taken back.
+        """
         self._cursor = None
         try:
             if self._db is None:
                 self._db = self._open()
-            rows = self._db.execute("SELECT number, hash, logs FROM blocks ORDER BY number")
+            rows = self._db.execute(
+                "SELECT number, hash, logs FROM blocks WHERE number <= ? ORDER BY number", (newest,)
+            )
             for number, digest, logs in rows:
                 self._cursor = number
                 yield BlockId(number, Hash32(digest)), _unpacked(logs)
@@ -104,7 +114,7 @@ class LogStore:
             with self._db:
                 self._db.execute("BEGIN IMMEDIATE")
                 (stored,) = self._db.execute("SELECT max(number) FROM blocks").fetchone()
-                # If they differ, another process writes.
+                # If they differ, another process writes, or there are blocks above this head.
                 is_ours = stored == self._cursor
                 if is_ours:
                     self._replace(rows, newest)

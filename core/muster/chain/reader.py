@@ -183,9 +183,7 @@ class EventReader:
         """Load the store's events up to a block."""
         assert self._store is not None
         self._is_loaded = True
-        for block, logs in self._store.blocks():
-            if block.number > newest:
-                break
+        for block, logs in self._store.blocks(newest):
             self._unread += await self._decode(logs)
             self._known[block.number] = block.hash
             self._next = block.number + 1

@@ -171,6 +171,25 @@ async def test_nothing_above_the_head_is_told(node: FakeNode) -> None:
     assert owners((await behind.poll()).events) == [6]
 
 
+@pytest.mark.parametrize("behind", [0, 1, 2])
+async def test_block_above_the_head_that_was_taken_back_is_not_kept(
+    node: FakeNode, behind: int
+) -> None:
+    await EventReader(node).poll()
+    delayed = EventReader(node, confirmations=behind)
+    await delayed.poll()
+    node.reorganise(1)
+    node.mine()
+    for owner in (21, 22):
+        node.mine(deposit(owner))
+        node.mine()
+        await delayed.poll()
+    stored = await EventReader(node).poll()
+    node.log_file = None
+    assert owners(stored.events) == [*range(1, 8), 21, 22]
+    assert stored.events == (await EventReader(node).poll()).events
+
+
 @pytest.mark.parametrize("damage", ["bytes", "row"])
 async def test_damaged_file_is_done_without(
     node: FakeNode, damage: str, caplog: pytest.LogCaptureFixture
@@ -229,3 +248,4 @@ def test_development_chains_keep_nothing(node: FakeNode) -> None:
     found = log_file(replace(node.deployment, chain_id=8453))
     assert found is not None
     assert found.name.startswith("8453-0x")
+    assert found.name.endswith("-2.sqlite")
