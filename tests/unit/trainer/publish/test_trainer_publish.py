@@ -276,6 +276,34 @@ async def test_version_that_a_reorganisation_takes_back_is_anchored_again(
             await task
 
 
+@pytest.mark.parametrize("removed", [(V2,), (V1, V2)])
+async def test_versions_that_a_reorganisation_takes_back_are_anchored_in_their_order(
+    shelf: PolicyShelf, store: ChunkStore, removed: tuple[PolicyVersion, ...]
+) -> None:
+    roots = FakeRoots()
+    publisher = _publisher(store, roots)
+    await _publish_all(publisher, shelf, 1, 2)
+    before = dict(roots.roots)
+    for version in removed:
+        del roots.roots[version]
+    async with _standing_by(publisher):
+        await _turns()
+    assert roots.sent == [V1, V2, *removed]
+    assert roots.roots == before
+
+
+async def test_next_version_is_anchored_after_those_that_a_reorganisation_took_back(
+    shelf: PolicyShelf, store: ChunkStore
+) -> None:
+    roots = FakeRoots()
+    publisher = _publisher(store, roots)
+    await _publish_all(publisher, shelf, 1, 2)
+    roots.roots.clear()
+    roots.unreachable = 1
+    await _publish_all(publisher, shelf, 3)
+    assert roots.sent == [V1, V2, V1, V2, V3]
+
+
 async def test_version_that_the_chain_is_past_is_left_out(
     shelf: PolicyShelf, store: ChunkStore
 ) -> None:

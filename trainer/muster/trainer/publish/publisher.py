@@ -43,6 +43,8 @@ LONGEST_PAUSE_S = 10.0
 """Longest pause in seconds between two attempts to reach the chain."""
 LOOK_S = 10.0
 """Seconds between two checks that the newest version is still on chain."""
+ANCHORED_AGAIN = 16
+"""How many of the newest versions are anchored again where a reorganisation removed them."""
 RELAY_WAIT_S = 10
 """Seconds that a relay may hold its answer until it has the version (long polling)."""
 RELAY_PAUSE_S = 0.5
@@ -75,12 +77,13 @@ class Publisher:
         self._key = key
         self._anchor_every = anchor_every
         self._sleep = sleep
-        self._newest: tuple[PolicyVersion, Hash32] | None = None
+        self._published: dict[PolicyVersion, Hash32] = {}
+        """The newest versions that this process published, in order, and their roots."""
 
     @property
     def newest(self) -> PolicyVersion | None:
         """The newest version that this process published."""
-        return None if self._newest is None else self._newest[0]
+        return next(reversed(self._published), None)
 
     async def publish(
         self, version: PolicyVersion, folder: Path, stream_from: int, stream_to: int
@@ -101,12 +104,16 @@ class Publisher:
         )
         root = manifest.root()
         try:
+            await self._insist(version, self._anchor_again)
             await self._insist(version, partial(self._anchor, version, root))
         except StorageError:
             if not is_held:  # it must not be in the way of the one that is on chain
                 await asyncio.to_thread(self._store.remove, self._run_id, version)
             raise
-        self._newest = version, root
+        self._published.pop(version, None)
+        self._published[version] = root
+        for old in list(self._published)[:-ANCHORED_AGAIN]:
+            del self._published[old]
         logger.info(
             "policy published",
             extra={
@@ -134,25 +141,32 @@ class Publisher:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def stand_by(self, every_s: float = LOOK_S) -> NoReturn:
-        """Anchor the newest version again whenever a reorganisation has removed it.
+        """Anchor the newest versions again whenever a reorganisation has removed them.
 
-        Raises StorageError when the chain then has it with other content.
+        Raises StorageError when the chain then has one with other content.
         """
         while True:
             await asyncio.sleep(every_s)
-            if self._newest is None:
-                continue
-            version, root = self._newest
             try:
-                if await self._anchor(version, root):
-                    logger.warning(
-                        "version removed by a reorganisation", extra={"policy_version": version}
-                    )
+                await self._anchor_again()
             except ChainError as error:
                 # The chain is unreachable or refuses. A lasting refusal ends the trainer at the
                 # next version.
-                extra = {"policy_version": version, "error": str(error)}
+                extra = {"policy_version": self.newest, "error": str(error)}
                 logger.warning("cannot check the newest version on chain", extra=extra)
+
+    async def _anchor_again(self) -> None:
+        """Anchor what a reorganisation removed, the oldest first: after a later version the chain
+        takes none, and a delta starts from the version before.
+        """
+        removed: list[tuple[PolicyVersion, Hash32]] = []
+        for version, root in reversed(list(self._published.items())):
+            if not await self._is_missing(version, root):
+                break
+            removed.append((version, root))
+        for version, root in reversed(removed):
+            logger.warning("version removed by a reorganisation", extra={"policy_version": version})
+            await self._roots.publish(version, root)
 
     async def _lost_parent(self, version: PolicyVersion, folder: Path) -> Parent | None:
         """Return the version that this one's delta starts from, if the chain has it and the store
@@ -196,14 +210,10 @@ class Publisher:
             ),
         )
 
-    async def _anchor(self, version: PolicyVersion, root: Hash32) -> bool:
-        """Anchor a version unless the chain has it; return whether it had not. Raises StorageError
-        when the chain has it with another root.
-        """
-        is_missing = await self._is_missing(version, root)
-        if is_missing:
+    async def _anchor(self, version: PolicyVersion, root: Hash32) -> None:
+        """Anchor a version unless the chain has it; raises StorageError as `_is_missing` does."""
+        if await self._is_missing(version, root):
             await self._roots.publish(version, root)
-        return is_missing
 
     async def _is_missing(self, version: PolicyVersion, root: Hash32) -> bool:
         """Return whether the chain has neither the version nor a later one, after which it takes
