@@ -154,9 +154,9 @@ class Alone:
     def gather(self) -> Alone:
         return self
 
-    def agree(self, round_: Alone, *, has_all: bool) -> bool:
+    def agree(self, round_: Alone, *, trained_on: str | None) -> bool:
         del round_
-        return has_all
+        return trained_on is not None
 
 
 @pytest.mark.parametrize("length", [96, 8], ids=["training is the peak", "exchange is the peak"])

@@ -281,6 +281,24 @@ def test_step_is_taken_again_without_a_site_that_died(start: Start) -> None:
     assert zero.learner.members == [0]
 
 
+@pytest.mark.parametrize("at", [1, 2])
+def test_site_that_read_other_records_leaves_and_the_others_go_on(start: Start, at: int) -> None:
+    """A reorganisation may swap records between two sites' looks at the chain."""
+    zero, one = _sites(start)
+
+    def reads_otherwise() -> None:
+        one.learner.join()
+        for number in range(1, at):
+            one.step(number, [1.0, 2.0])
+        with pytest.raises(SiteLost, match="site 1 trained on other records than site 0"):
+            one.step(at, [2.0, 1.0])
+
+    _together(lambda: [zero.step(n, [1.0, 2.0]) for n in range(1, at + 1)], reads_otherwise)
+    alone = (at, [1.0, 2.0])
+    assert zero.toy.taken == [*((n, [1.0]) for n in range(1, at + 1)), alone]
+    assert zero.learner.members == [0]
+
+
 # ------------------------------------------------------------------ a site that is not finite
 
 
@@ -584,7 +602,7 @@ def test_site_that_came_early_waits_until_site_0_leaves_the_late_one_out(port: i
 def test_site_that_answered_early_waits_for_site_0_s_decision(port: int) -> None:
     zero, one, two, (first, second, _) = _three(port)
     agreed = _together(
-        lambda: one.agree(second, has_all=True), lambda: zero.agree(first, has_all=True)
+        lambda: one.agree(second, trained_on="A"), lambda: zero.agree(first, trained_on="A")
     )
     assert agreed == [False, False]
     _closed(zero, one, two)

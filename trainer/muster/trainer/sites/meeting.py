@@ -7,8 +7,8 @@ attempt at a training step by a fixed set of sites:
   2. link    the members connect, and say whether they reach all others (`linked`)
   3. begin   site 0 says whether all are connected (`links`); if not, another round begins without
              the sites that died or cannot be reached, before anyone has trained
-  4. agree   after the step the members say whether they received all of it (`done`), and site 0
-             says whether it counts (`commit`)
+  4. agree   after the step the members say what they trained on, if they received all of it
+             (`done`), and site 0 says whether it counts (`commit`)
 
 Every site sends heartbeats. A site that is silent or late is left out, and the others take the step
 again without it. Site 0 alone decides who is late: the others wait for its decisions as long as it
@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 MARK_BYTES = 32
 """Bytes of a mark."""
-CONTEXT = "muster trainer sites 1"
+CONTEXT = "muster trainer sites 2"
 """Context string of the key derivation; the number is the version of the sites' protocol."""
 POLL_S = 0.01
 """Seconds between two polls of the store."""
@@ -127,7 +127,7 @@ Question = tuple[str, str]
 LINKED: Question = ("linked", "links")
 """Is the member connected to all others?"""
 DONE: Question = ("done", "commit")
-"""Does the member have all it needs for the outer step?"""
+"""What did the member train on, if it has all it needs for the outer step?"""
 
 
 class Newcomer(NamedTuple):
@@ -308,15 +308,36 @@ class Meeting:
             pass
         return round_
 
-    def agree(self, round_: Round, *, has_all: bool) -> bool:
-        """Tell whether every member has all it needs; else the step is taken again."""
+    def agree(self, round_: Round, *, trained_on: str | None) -> bool:
+        """Tell whether every member has all it needs; else the step is taken again.
+
+        `trained_on` names the records of this site's step, None when the site lacks something.
+        Raises SiteLost when site 0 trained on other records.
+        """
         # A member that still waits for this site's messages learns that none will come.
         round_.close()
-        within_s = self._place.wait_s
-        counts = self._ask_all(DONE, round_.number, round_.members, has_all, within_s)
+        own, within_s = trained_on or "", self._place.wait_s
+        counts = self._ask_all(DONE, round_.number, round_.members, own, within_s)
+        if own and not counts:
+            self._require_same_records(round_, own)
         if self._place.site == 0:
             self._tidy(round_.number - REMEMBERED_ROUNDS)
         return counts
+
+    def _require_same_records(self, round_: Round, own: str) -> None:
+        """Name the members that trained on other records; leave the run if they include site 0."""
+        each, _ = DONE
+        for site in round_.members:
+            if (self._peek(f"{each}/{round_.number}/{site}") or own) == own:
+                continue
+            logger.error("site trained on other records", extra={"site": site})
+            if site == 0:
+                self.close()
+                raise SiteLost(
+                    f"site {self._place.site} trained on other records than site 0",
+                    hint="their chain endpoints showed other blocks: give all sites the same "
+                    "--confirmations, more than 0, and start this site again to rejoin",
+                )
 
     # ------------------------------------------------------------------ site 0 decides
 
@@ -452,9 +473,15 @@ class Meeting:
             return None
 
     def _ask_all(
-        self, question: Question, number: int, members: list[int], answer: bool, within_s: float
+        self,
+        question: Question,
+        number: int,
+        members: list[int],
+        answer: bool | str,
+        within_s: float,
     ) -> bool:
-        """Answer a question; return site 0's statement whether all members said yes.
+        """Answer a question; return site 0's statement whether all members gave its own answer,
+        and that is neither no nor empty.
 
         Site 0 waits `within_s` for the answers; a site that is dead or late counts as a no.
         """
@@ -463,9 +490,10 @@ class Meeting:
         if self._place.site:
             return bool(self._get(f"{conclusion}/{number}", "site 0's decision", number))
         missing = self._wait_for(f"{each}/{number}", members, within_s)
-        is_yes = all(self._peek(f"{each}/{number}/{site}") for site in members)
-        self._set(f"{conclusion}/{number}", not missing and is_yes)
-        return not missing and is_yes
+        answers = [self._peek(f"{each}/{number}/{site}") for site in members]
+        is_yes = bool(answer) and not missing and all(given == answer for given in answers)
+        self._set(f"{conclusion}/{number}", is_yes)
+        return is_yes
 
     def _mark(self, place: str, data: memoryview) -> bytes:
         return self._seal.mark(f"{self._session}/{place}", data)

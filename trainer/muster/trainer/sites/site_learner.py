@@ -6,8 +6,9 @@ A training step at a site, `SiteLearner.step`:
   2. train     take inner AdamW steps on the site's own share of the step's groups; a site whose
                policy is then not finite ends, before it sends anything
   3. exchange  average the movements of all sites, sent as int8; each number is sent twice
-  4. agree     the step counts only if every site has the whole mean; else it is taken again from 1,
-               without the sites that are gone, so no accepted file is lost
+  4. agree     the step counts only if every site has the whole mean and trained on the same
+               records; else it is taken again from 1, without the sites that are gone or read
+               other records than site 0, so no accepted file is lost
   5. step      apply Nesterov momentum to the mean; all sites hold the same weights, bit by bit
 
 All sites read the same training stream with the same cursor; site i of K takes groups i, i + K, …
@@ -121,8 +122,10 @@ class SiteLearner:
     def step(self, step: Step, groups: Sequence[Sequence[Rollout]]) -> StepFigures:
         """Take a training step together with all sites that are present.
 
-        Raises TrainingCollapsed when this site's own steps made a policy that is not finite.
+        Raises TrainingCollapsed when this site's own steps made a policy that is not finite,
+        SiteLost when site 0 is gone or trains on other groups.
         """
+        records = _named(groups)
         before = _on_host(self._inner.state())
         weights = below(before, "model.")
         while True:
@@ -132,7 +135,8 @@ class SiteLearner:
             self._require_finite(round_, step)
             mean = self._exchange(round_, self._movement(weights, parts=count))
             self.outer_bytes += round_.sent_bytes
-            if self._meeting.agree(round_, has_all=mean is not None) and mean is not None:
+            trained_on = None if mean is None else records
+            if self._meeting.agree(round_, trained_on=trained_on) and mean is not None:
                 break
             logger.warning("step taken again: a site was lost", extra={"step": step})
             self._inner.restore(before)
@@ -379,6 +383,14 @@ def _receive(round_: Round, size: int, sender: int) -> Tensor:
             hint="stop that site and look for a fault of its machine",
         )
     return data
+
+
+def _named(groups: Sequence[Sequence[Rollout]]) -> str:
+    """Return a digest of a step's rollouts and their order, to compare two sites."""
+    hasher = blake3()
+    for group in groups:
+        hasher.update(repr(group).encode())
+    return hasher.hexdigest()
 
 
 def _is_outer(name: str) -> bool:
