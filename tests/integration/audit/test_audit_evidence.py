@@ -25,10 +25,10 @@ from client_network import (
 )
 from safetensors.torch import save_file
 
-from muster.api import BatchChecking, OrchestratorApi
+from muster.api import BatchChecking, BatchEntry, OrchestratorApi
 from muster.app.cli import muster
 from muster.app.demo.adversary import ForgedReward
-from muster.chain import BatchView, CaseStatus, CaseView
+from muster.chain import BatchView, CaseStatus, CaseView, LeasedWork
 from muster.client.audit.contradictions import Check, Kind
 from muster.client.audit.evidence import EvidenceFolders
 from muster.client.audit.history import ChainHistory, HistorySource, read
@@ -316,6 +316,33 @@ async def test_the_result_is_on_top_and_fits_a_terminal(judged: Network, tmp_pat
     assert at[0] < checks[0]
     assert [line for line in lines if len(line) > 80] == []
     assert " wei" not in result.stdout.replace("amounts in wei", "")
+
+
+@pytest.mark.parametrize("has_another_s", [False, True])
+async def test_work_that_is_on_chain_with_its_proofs_needs_only_its_file(
+    judged: Network, tmp_path: Path, has_another_s: bool
+) -> None:
+    """Its worker committed it, or split it off: no orchestrator keeps its ticket. Another copy of
+    the file, signed for another slot, may lie there under the same name."""
+    history, folder = await history_of(judged), copy_of(judged, tmp_path)
+    batch, place = found_as(history, Verdict.ACCEPTED)
+    record = (batch.records or ())[place]
+    entry = BatchEntry.model_validate_json(path_of(folder, record, ".json").read_text())
+    assert entry.ticket is not None
+    assert entry.ticket_signature is not None
+    of_ticket = entry.ticket, entry.ticket_signature
+    batch.work = LeasedWork(entry.submission, entry.signature, *of_ticket)
+    batch.root, batch.count = entry.submission.leaf(), 1
+    batch.records = PackedRecords(pack_records([record]))  # type: ignore[assignment]
+    (alter_submission if has_another_s else withhold_submission)(folder, record)
+    check = await rejudged(history, folder)
+    assert check.contradictions == ()
+    assert batch.batch_id not in {each.batch_id for each in check.not_rerun}
+    withhold(folder, record)
+    (missing,) = [
+        r for r in (await rejudged(history, folder)).not_rerun if r.batch_id == batch.batch_id
+    ]
+    assert missing.why.startswith("the file 0x")
 
 
 # Wrong verdicts

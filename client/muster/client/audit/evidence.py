@@ -39,6 +39,7 @@ from muster.chain.doubles import (
 )
 from muster.client.audit.contradictions import Contradiction, Kind, at_outcomes
 from muster.client.audit.ledger import Ledger
+from muster.client.chain_facts import entry_of
 from muster.client.disputes.bundle import (
     CALIBRATION,
     MANIFEST,
@@ -172,10 +173,13 @@ class EvidenceFolders:
         return None
 
     def entries(self, batch: BatchView) -> list[BatchEntry] | None:
-        """Return a batch's submissions in order, as stored; None when one is missing.
+        """Return a batch's submissions in order, as the chain has them with their proofs, else as
+        stored; None when one is missing.
 
         The batch's outcome records, which are on chain, name the files.
         """
+        if batch.work is not None:
+            return [entry_of(batch.work, batch.committed_at)]
         found = [self._entry(record.file_hash) for record in batch.records or ()]
         if found and all(entry is not None for entry in found):
             return [entry for entry in found if entry is not None]
