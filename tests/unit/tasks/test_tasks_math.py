@@ -502,6 +502,56 @@ def test_answer_that_takes_more_memory_than_its_budget_meets_the_limit(ending: A
     )
 
 
+@pytest.mark.parametrize(("size", "is_near"), [(3 << 28, False), (5 << 28, True)])
+def test_result_near_the_limit_of_memory_is_not_repeatable(
+    ending: Any, size: int, is_near: bool
+) -> None:
+    made = ending("return {'pid': os.getpid(), 'size': len(__import__('mmap').mmap(-1, SIZE))}")
+    source = Path(os.environ["PYTHONPATH"]) / "ending.py"
+    source.write_text(f"SIZE = {size}\n{source.read_text()}")
+    found = [made.ask({}) for _ in range(2)]
+    assert [each.is_near_limit for each in found] == [is_near] * 2
+    # What a child holds of one answer is not there for the next.
+    assert (found[0].answer["pid"] == found[1].answer["pid"]) is not is_near
+
+
+@pytest.mark.parametrize(
+    ("error", "is_repeatable"),
+    [("MemoryError", False), ("RecursionError", False), ("ValueError", True)],
+)
+@pytest.mark.parametrize("place", ["parser.latex2sympy", "grader.sympy_expr_eq"])
+def test_want_of_memory_that_the_library_hides_is_not_repeatable(
+    ending: Any, monkeypatch: pytest.MonkeyPatch, place: str, error: str, is_repeatable: bool
+) -> None:
+    one = ending("pass")
+    (Path(os.environ["PYTHONPATH"]) / "ending.py").write_text(
+        "import math_verify\n"
+        f"from math_verify.{place.replace('.', ' import ')} as right\n"
+        "def fail(one, *rest, **named):\n"
+        f"    if 'z' in str(one): raise {error}\n"
+        "    return right(one, *rest, **named)\n"
+        f"math_verify.{place} = fail\n"
+        "from muster.tasks.math.expressions import answer\n"
+        "def warm_up(): pass\n"
+    )
+    monkeypatch.setattr(math, "shared_engine", lambda: one)
+    assert grade("y=2x+1", "2x+1=y") == Graded(1.0)
+    for _ in range(2):
+        found = grade("y=2x+1", "2x+1=z")
+        assert found == Graded(0.0)
+        assert isinstance(found, Graded)
+        assert found.is_repeatable is is_repeatable
+
+
+def test_machine_that_grants_less_than_the_budget_grades_nothing(ending: Any) -> None:
+    made = ending("return {}")
+    source = Path(os.environ["PYTHONPATH"]) / "ending.py"
+    limit = "import resource as r; r.setrlimit(r.RLIMIT_DATA, (1 << 30, r.RLIM_INFINITY))"
+    source.write_text(f"{limit}\n{source.read_text()}")
+    with pytest.raises(EngineUnavailable, match="short of memory"):
+        made.ask({})
+
+
 def test_want_of_memory_below_the_budget_is_the_machines(ending: Any) -> None:
     """If a machine grants less than the common budget, running out of memory proves nothing."""
     limit = "import resource as r; r.setrlimit = None; raise MemoryError"

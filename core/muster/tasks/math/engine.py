@@ -37,7 +37,7 @@ class Answered:
     limit: str = ""
     """The limit that ended it: "CPU time" or "memory"."""
     is_near_limit: bool = False
-    """Whether a slower machine might have reached the limit."""
+    """Whether a slower machine, or one with less memory, might have reached the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class Engine:
 
 
 def _understood(answer: dict[str, Any]) -> Answered:
-    is_near = answer["cpu_s"] >= NEAR * CPU_S
+    is_near = answer["cpu_s"] >= NEAR * CPU_S or answer.get("is_large", False)
     if answer["ended"] == "answer":
         return Answered(answer, is_near_limit=is_near)
     if answer["ended"] == "wall":

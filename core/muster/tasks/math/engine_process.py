@@ -11,6 +11,7 @@ import errno
 import gc
 import importlib
 import json
+import mmap
 import os
 import resource
 import select
@@ -70,10 +71,13 @@ class _Child:
         self._answers, answers = os.pipe()
         self._served = 0
         self.is_usable = True
+        is_granted = _is_budget_granted()
         self._pid = os.fork()
         if not self._pid:
             os.close(self._requests)
             os.close(self._answers)
+            if not is_granted:
+                os._exit(_MACHINE)
             _serve(work, requests, answers)
         os.close(requests)
         os.close(answers)
@@ -96,8 +100,8 @@ class _Child:
                 return {"ended": self._cause(), "cpu_s": 0.0}
             data += piece
         self._served += 1
-        self.is_usable = self._served < MAX_SERVED
         answer: dict[str, Any] = json.loads(data)
+        self.is_usable = self._served < MAX_SERVED and not answer["is_large"]
         return {"ended": "answer", **answer}
 
     def _cause(self) -> str:
@@ -114,13 +118,26 @@ class _Child:
         os.close(self._answers)
 
 
-def _size_bytes() -> int:
-    """Return the size of this process's address space; 0 where the system does not say it."""
+def _is_budget_granted() -> bool:
+    """Return whether this machine would give a child its memory: libraries take a want of it for a
+    wrong answer.
+    """
     try:
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        mmap.mmap(-1, MEMORY_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+    except OSError:
+        return False
+    return True
+
+
+def _most_bytes() -> int:
+    """Return the most that this process's address space has had since it was forked; 0 where the
+    system does not say it.
+    """
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
         return 0
-    return pages * resource.getpagesize()
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmPeak:")), 0)
 
 
 def _serve(work: Any, requests: int, answers: int) -> NoReturn:
@@ -129,7 +146,8 @@ def _serve(work: Any, requests: int, answers: int) -> NoReturn:
     short_of_memory = _MACHINE
     try:
         # If memory runs out below the budget, the machine is at fault, not the answer.
-        most = MEMORY_BYTES + _size_bytes()
+        forked = _most_bytes()
+        most = MEMORY_BYTES + forked
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
         short_of_memory = _MEMORY
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -140,6 +158,7 @@ def _serve(work: Any, requests: int, answers: int) -> NoReturn:
                 signal.setitimer(signal.ITIMER_PROF, request["cpu_s"])
                 started = time.process_time()
                 found = {**work.answer(request), "cpu_s": time.process_time() - started}
+                found["is_large"] = _most_bytes() - forked > MEMORY_BYTES // 2
                 signal.setitimer(signal.ITIMER_PROF, 0)
                 os.write(answers, json.dumps(found).encode() + b"\n")
         status = 0

@@ -7,9 +7,11 @@ matrices) are compared by math-verify itself.
 """
 
 import re
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
-from math_verify import LatexExtractionConfig, parse, verify
+from math_verify import LatexExtractionConfig, grader, parse, parser, verify
 from sympy import Abs, Expr, Float, I, Integer, Rational, Symbol, log, nan, oo, zoo
 from sympy.core.relational import Relational
 
@@ -29,6 +31,27 @@ _GREEK = re.compile(
     r"\\(?:alpha|beta|gamma|delta|theta|lambda|mu|(?:var)?phi|omega|sigma|tau|rho|(?:var)?epsilon"
     r"|Delta|Omega|Phi|nabla)(?![a-zA-Z])"
 )
+_SHORTAGES: list[BaseException] = []
+"""Wants of memory in this process, which math-verify takes for a property of the text."""
+
+
+def _noting(work: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of math-verify that notes wants of memory before it hides them."""
+
+    @wraps(work)
+    def noted(*given: Any, **named: Any) -> Any:
+        try:
+            return work(*given, **named)
+        except (MemoryError, RecursionError) as error:
+            _SHORTAGES.append(error)
+            raise
+
+    return noted
+
+
+parser.extract_target_from_pred = _noting(parser.extract_target_from_pred)
+parser.latex2sympy = _noting(parser.latex2sympy)
+grader.sympy_expr_eq = _noting(grader.sympy_expr_eq)
 _CONFIG = LatexExtractionConfig(try_extract_without_anchor=False, boxed_match_priority=0)
 
 
@@ -168,5 +191,8 @@ def warm_up() -> None:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Return for each pair of texts whether they are equal."""
-    return {"equal": [are_equal(gold, answer) for gold, answer in request["pairs"]]}
+    """Return for each pair of texts whether they are equal; raises what took too much memory."""
+    equal = [are_equal(gold, answer) for gold, answer in request["pairs"]]
+    for error in _SHORTAGES:
+        raise error
+    return {"equal": equal}
