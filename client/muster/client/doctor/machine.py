@@ -122,12 +122,11 @@ def _engine() -> Line:
 
 
 def _vllm() -> Line:
-    from muster.inference.vllm.launcher import find_python, require_version, version_at
+    from muster.inference.vllm.launcher import find_python, require_usable
 
     try:
         python = find_python()
-        found = version_at(python)
-        require_version(found)
+        found = require_usable(python)
     except EngineError as error:
         return Line("software", "vllm", State.FAIL, str(error), error.hint or "")
     return Line("software", "vllm", State.OK, f"vLLM {found}, run by {python}")

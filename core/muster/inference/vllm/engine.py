@@ -38,6 +38,7 @@ from muster.inference.vllm.launcher import (
     ProcessLost,
     find_python,
     process_environment,
+    require_usable,
 )
 from muster.protocol.errors import EngineError
 from muster.protocol.ids import PolicyVersion
@@ -391,7 +392,7 @@ class ProcessEngine:
 class VllmEngine(ProcessEngine):
     """InferenceEngine on vLLM, in an environment of its own.
 
-    Raises EngineError at once when that environment is missing. A policy is spread over
+    Raises EngineError at once when that environment is missing or unfit. A policy is spread over
     `tensor_parallel` devices, which `device` names: "cuda" for the first ones visible, or for
     example "cuda:2+3".
     """
@@ -400,7 +401,9 @@ class VllmEngine(ProcessEngine):
     BATCH_TOKENS = 2048
 
     def _find_python(self) -> Path:
-        return find_python()
+        python = find_python()
+        require_usable(python)
+        return python
 
 
 class _CurrentProcess:

