@@ -26,7 +26,9 @@ published (its chunks stored, then its root anchored on chain), so:
     killed after it is anchored   the chain has it already, with the same root: nothing to do
     reorganisation removed it     the version is anchored again
     newest checkpoint damaged     the step is taken again from the one before, also when the chain
-                                  has version s already: it is made again, with the same root
+                                  has version s already: it is made again, with the same root. On
+                                  a GPU or with sites, where it would have another root, training
+                                  goes on from the published version s
 
 While version s is written and on its way to the chain, the next step is already read, and its
 gradient computed; its first optimiser step waits until the tensors of version s are written, its

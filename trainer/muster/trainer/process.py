@@ -452,8 +452,10 @@ class _Assembly:
         """If the saved state is older than the newest published policy, replace it by that
         policy."""
         saved = checkpoints.newest()
+        # A GPU may add in another order, and other sites may take part in a repeated step.
+        repeats = torch.device(self.settings.device).type == "cpu" and self.settings.sites == 1
         with (self.team or ONE_PROCESS).beating():
-            state = catch_up(saved, recent, self.store, shelf, self.run_id)
+            state = catch_up(saved, recent, self.store, shelf, self.run_id, repeats=repeats)
         if state is None:
             return
         if saved is not None:

@@ -388,6 +388,43 @@ async def test_older_state_goes_on_with_the_checkpoints_that_a_rollback_needs(
     learner.restore(checkpoints.read(checkpoints.folder_of(V1), learner))
 
 
+@pytest.mark.parametrize(
+    ("where", "goes_on_from"),
+    [({}, V2), ({"sites": 2}, V3), ({"device": "cuda"}, V3)],
+    ids=["CPU", "sites", "GPU"],
+)
+async def test_damaged_checkpoint_costs_its_step_only_where_a_repeated_step_is_the_same(
+    shelf: PolicyShelf,
+    store: ChunkStore,
+    tmp_path: Path,
+    where: dict[str, Any],
+    goes_on_from: PolicyVersion,
+) -> None:
+    roots = (await _published(shelf, store)).roots
+    learner = Learner(shelf.path(BASE), make_recipe(), published=shelf.weights)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", Identity(RUN, keccak(b"recipe"), 31337))
+    for version in (V2, V3):
+        state = TrainerState(version, Cursor(2 * version), 2 * version - 2, 2 * version - 4)
+        checkpoints.save(state, learner.state()).result(10)
+    (checkpoints.folder_of(V3) / "state.json").write_bytes(b"")
+    settings = TrainerSettings(run=RUN, keystore=tmp_path, orchestrator="http://x", **where)
+    nothing: Any = None
+    assembly = _Assembly(settings, RUN, make_recipe(), store, nothing, KEY)
+    assembly._catch_up(checkpoints, shelf, {v: roots[v] for v in (V1, V2, V3)}, learner)
+    checkpoints.close()
+    newest = checkpoints.newest()
+    assert newest is not None
+    assert (newest.state.version, newest.state.cursor) == (goes_on_from, Cursor(2 * goes_on_from))
+
+
+async def test_damaged_checkpoint_of_an_unpublished_version_costs_its_step_alone(
+    shelf: PolicyShelf, store: ChunkStore
+) -> None:
+    roots = (await _published(shelf, store)).roots
+    before = {version: root for version, root in roots.items() if version <= V2}
+    assert catch_up(_saved(2, newest=3), before, store, shelf, RUN, repeats=False) is None
+
+
 async def test_chain_ahead_of_store_and_state_is_refused(
     shelf: PolicyShelf, store: ChunkStore
 ) -> None:

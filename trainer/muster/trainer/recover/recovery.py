@@ -1,7 +1,8 @@
 """The trainer's first task: its folder must agree with the chain.
 
-Finds the base model. When the chain is ahead of the saved state (an older folder was restored, or
-none survived), continues from the newest published version in the origin's own store.
+Finds the base model. When the chain is ahead of the saved state (an older folder was restored, none
+survived, or the newest checkpoint is damaged and its step cannot be repeated bit by bit), continues
+from the newest published version in the origin's own store.
 """
 
 import logging
@@ -50,16 +51,19 @@ def catch_up(
     store: ChunkStore,
     shelf: PolicyShelf,
     run_id: RunId,
+    *,
+    repeats: bool = True,
 ) -> TrainerState | None:
     """Put the newest published version on the shelf and return the state to continue from.
 
-    None when the saved state is as new. It is also None when only the newest checkpoint is damaged:
-    its step is taken again from the one before and gives the same version, bit by bit. `roots` are
-    the roots on chain of the newest versions that rollouts may come from. Raises StorageError when
-    the store does not have the versions.
+    None when the saved state is as new. Where a step that is taken again `repeats` its version, bit
+    by bit, it is also None when only the newest checkpoint is damaged: its step is taken again from
+    the one before. `roots` are the roots on chain of the newest versions that rollouts may come
+    from. Raises StorageError when the store does not have the versions.
     """
     newest = max(roots, default=BASE)
-    if newest <= (saved.newest if saved else BASE):
+    reached = BASE if saved is None else saved.newest if repeats else saved.state.version
+    if newest <= reached:
         return None
     manifests = [_anchored(store, run_id, version, roots[version]) for version in sorted(roots)]
     for manifest in manifests:
