@@ -28,7 +28,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-from muster.chain import Batch, OutcomeProof, PauseCause, apply_poll
+from muster.chain import Batch, PauseCause, apply_poll
 from muster.chain.doubles import Fault
 from muster.lifecycle import first_error
 from muster.orchestrator.clock import Backoff, loop_time, wait_for
@@ -356,7 +356,7 @@ async def _execute_fraud(services: Services, place: OutcomePlace) -> None:
         )
         return
     proof = services.settlement.proof(place)
-    chain = services.chain.once(_named("execute", place, proof))
+    chain = services.chain.once(services.settlement.name("execute", place))
     await chain.ledger.execute_fraud(proof, evidence)
     worker = evidence.submission.worker
     logger.info("fraud executed", extra={"worker": worker, "batch": place[0]})
@@ -364,13 +364,8 @@ async def _execute_fraud(services: Services, place: OutcomePlace) -> None:
 
 async def _finalise_fraud(services: Services, place: OutcomePlace) -> None:
     proof = services.settlement.proof(place)
-    await services.chain.once(_named("finalise", place, proof)).ledger.finalise_fraud(proof)
-
-
-def _named(what: str, place: OutcomePlace, proof: OutcomeProof) -> str:
-    """Return the name of an action on an outcome, by content, since a reorg can change batch
-    ids."""
-    return f"{what} fraud in batch {place[0]} at {place[1]}: {hex0x(keccak(proof.record))}"
+    chain = services.chain.once(services.settlement.name("finalise", place))
+    await chain.ledger.finalise_fraud(proof)
 
 
 async def announce(services: Services) -> NoReturn:

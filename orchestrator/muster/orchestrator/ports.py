@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from muster.chain import Batch, Deployment, OutcomeProof, PauseCause, Poll
+from muster.chain import Batch, CourtTerms, Deployment, OutcomeProof, PauseCause, Poll
 from muster.chain.doubles import Court
 from muster.chain.structs import CommittedWork
 from muster.protocol.eip712 import Domain
@@ -65,6 +65,13 @@ class RunsPort(Protocol):
         """Return the minimum seconds between two pauses."""
 
 
+class CourtPort(Protocol):
+    """One query to the court of the network."""
+
+    async def terms(self) -> CourtTerms:
+        """Return its fixed rules for cases."""
+
+
 class EscrowPort(Protocol):
     """One query to the reward escrow."""
 
@@ -95,6 +102,10 @@ class ChainPort(Protocol):
     @property
     def runs(self) -> RunsPort:
         """The run registry."""
+
+    @property
+    def court(self) -> CourtPort:
+        """The court of the network."""
 
     @property
     def escrow(self) -> EscrowPort:
@@ -137,6 +148,8 @@ class Constants:
     """Seconds during which an outcome may be challenged."""
     slash_cooldown_s: int
     """Minimum seconds between two pauses of slashing."""
+    commit_time_s: int
+    """Seconds after the opening of a case until which jurors may commit."""
 
 
 async def read_constants(chain: ChainPort) -> Constants:
@@ -148,4 +161,5 @@ async def read_constants(chain: ChainPort) -> Constants:
         appeal_s=await ledger.appeal_time(),
         challenge_s=await ledger.challenge_window(),
         slash_cooldown_s=await chain.runs.slash_cooldown(),
+        commit_time_s=(await chain.court.terms()).commit_time,
     )

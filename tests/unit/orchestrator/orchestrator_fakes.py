@@ -14,6 +14,7 @@ from muster.chain import (
     BlockId,
     CaseStatus,
     ChainView,
+    CourtTerms,
     Event,
     LeasedWork,
     MemberView,
@@ -34,7 +35,7 @@ from muster.protocol.eip712 import Domain, address_of, digest, recover, sign
 from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.errors import ContractRevert
 from muster.protocol.ids import Address, Hash32, RunId, Step
-from muster.protocol.jury import Ruling, summons_of
+from muster.protocol.jury import Ruling, is_exact, summons_of
 from muster.protocol.merkle import verify_batch_proof
 from muster.protocol.messages import OutcomeRecord, Outcomes, Reason, Submission, Ticket, Verdict
 from muster.tasks.toys import make_sort
@@ -111,6 +112,8 @@ class FakeLedger:
     executed: list[OutcomeProof] = field(default_factory=list)
     escrows: dict[tuple[int, int], Hash32] = field(default_factory=dict)
     """Escrows of executed frauds by batch and position."""
+    rulings: dict[tuple[int, int], int] = field(default_factory=dict)
+    """What juries ruled, by batch and position."""
     finalised: list[OutcomeProof] = field(default_factory=list)
     voided: list[int] = field(default_factory=list)
     fail_next: Exception | None = None
@@ -197,8 +200,11 @@ class FakeLedger:
         assert record.file_hash == submission.file_hash
         assert len(work.node_signature) == 65
         self.executed.append(outcome)
+        recorded = Ruling(record.verdict, record.reason).number
+        is_sure = is_exact(self.rulings.get((batch_id, place), recorded))
+        offence = Offence.EXACT_FRAUD if is_sure else Offence.FRAUD
         subject = SlashSubject(
-            RUN, submission.worker, Offence.FRAUD, slot_tag(submission), batch_id, outcome.position
+            RUN, submission.worker, offence, slot_tag(submission), batch_id, place
         )
         self._emit(
             "WorkerRegistry", "WorkerBanned",
@@ -369,6 +375,22 @@ class Named:
         return write
 
 
+class FakeCourt:
+    """The court of the network; jurors commit within 100 s."""
+
+    async def terms(self) -> CourtTerms:
+        return CourtTerms(
+            bond=1,
+            juror_fee=1,
+            draw_delay=2,
+            jury_size=3,
+            commit_time=100,
+            reveal_time=100,
+            wrong_verdict_ppm=1,
+            absence_ppm=1,
+        )
+
+
 class FakeEscrow:
     """The reward escrow; `paid` are its paid slots."""
 
@@ -393,6 +415,7 @@ class FakeChain:
         self.ledger = FakeLedger(self.emit, self.domain("ContributionLedger"))
         self.faults = FakeFaults(self.ledger)
         self.runs = FakeRuns(self.ledger, account)
+        self.court = FakeCourt()
         self.escrow = FakeEscrow()
         self.rewind_next: int | None = None
         self.done: dict[str, tuple[int, Any]] = {}
@@ -560,6 +583,7 @@ class Network:
         is_other = ruling is not None and (recorded is None or not ruling.is_same(recorded))
         status = CaseStatus.OVERTURNED if is_other else CaseStatus.UPHELD
         stands = ruling.number if ruling is not None and is_other else case.recorded
+        self.chain.ledger.rulings[case.batch_id, case.position] = stands
         return self.apply(
             "DisputeCourt", "CaseClosed",
             case_id=case_id, status=list(CaseStatus).index(status), ruling=stands,

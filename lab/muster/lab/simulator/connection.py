@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
-from muster.chain import Batch, Deployment, OutcomeProof, PauseCause
+from muster.chain import Batch, CourtTerms, Deployment, OutcomeProof, PauseCause
 from muster.chain.abi import CONTRACTS
 from muster.chain.structs import CommittedWork
 from muster.chain.view_parts import split_signatures
@@ -65,6 +65,11 @@ class ChainConnection:
     @property
     def runs(self) -> ChainConnection:
         """The run registry."""
+        return self
+
+    @property
+    def court(self) -> ChainConnection:
+        """The court of the network."""
         return self
 
     @property
@@ -192,6 +197,11 @@ class ChainConnection:
     async def slash_cooldown(self) -> int:
         """Return the seconds after a pause of slashing before which there is no other."""
         return int(self._chain.fixed.slash_cooldown)
+
+    async def terms(self) -> CourtTerms:
+        """Return the court's fixed rules for cases."""
+        fixed = self._chain.fixed
+        return CourtTerms(**{each.name: getattr(fixed, each.name) for each in fields(CourtTerms)})
 
     async def pause_slashing(
         self, run_id: RunId, cause: PauseCause, reason: int, evidence_hash: Hash32

@@ -16,10 +16,11 @@ from muster.chain.frauds import charge_of
 from muster.orchestrator.outcomes.breaker import suspects
 from muster.orchestrator.ports import ChainPort, Constants
 from muster.orchestrator.projection import Judged, Projection
+from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ChainError
 from muster.protocol.ids import Address, RunId, Step
 from muster.protocol.jury import summons_of
-from muster.protocol.messages import Verdict
+from muster.protocol.messages import OutcomeRecord, Verdict
 
 OutcomePlace = tuple[int, int]
 """Batch id and position of an outcome."""
@@ -46,12 +47,11 @@ class Settlement:
         Empty while slashing is paused: the ledger would refuse. Frauds at `failing_check`, the
         check that many workers fail, are doubtful and wait for juries, see `_waits`.
         """
-        view = self._projection.view
+        view, commit_time_s = self._projection.view, self._constants.commit_time_s
         if self._projection.run.is_slashing_paused(self._now()):
             return []
         run_id = self._projection.run_id
         executed = {(s.owner, s.offence, s.tag) for s in view.slashes if s.run_id == run_id}
-        done = {(slash.batch_id, slash.position) for slash in view.slashes}
         overturned = (
             (case.batch_id, case.position)
             for case in view.cases.values()
@@ -60,9 +60,8 @@ class Settlement:
         return [
             place
             for place in dict.fromkeys([*self._projection.frauds, *overturned])
-            if place not in done
-            and self._projection.batch(place[0]) is not None
-            and (charge := charge_of(view, *place)) is not None
+            if self._projection.batch(place[0]) is not None
+            and (charge := charge_of(view, *place, commit_time_s=commit_time_s)) is not None
             and charge not in executed
             and not self._waits(place, failing_check)
         ]
@@ -121,6 +120,17 @@ class Settlement:
         """Return an outcome with its Merkle proof."""
         batch_id, position = place
         return self._projection.view.batches[batch_id].prove(position)
+
+    def name(self, what: str, place: OutcomePlace) -> str:
+        """Return the name of an action on an outcome. It holds the record, since a reorganisation
+        can change batch ids, and whether a jury found the fraud, which may follow another one.
+        """
+        batch_id, position = place
+        record = OutcomeRecord.from_bytes(self.proof(place).record)
+        case = self._projection.view.cases.get(record.leaf(batch_id, position))
+        by = " of a jury" if case is not None and case.overturned else ""
+        shown = hex0x(keccak(record.to_bytes()))
+        return f"{what} fraud{by} in batch {batch_id} at {position}: {shown}"
 
     def _is_over(self, batch_id: int) -> bool:
         batch = self._projection.batch(batch_id)

@@ -87,6 +87,36 @@ async def test_fraud_of_a_case_that_nobody_proved_is_not_executed(bench: Bench) 
     assert bench.network.chain.ledger.executed == []
 
 
+@pytest.mark.parametrize(("late_s", "executed"), [(49, 1), (50, 0)])
+async def test_fraud_that_was_proven_too_late_is_not_executed(
+    bench: Bench, late_s: int, executed: int
+) -> None:
+    await judged(bench, Verdict.ACCEPTED)
+    leaf = bench.network.open_case(1, 0, FRAUD)
+    case = bench.network.view.cases[leaf]
+    (claim,) = case.claims
+    case.claims[0] = replace(claim, claimed_at=case.opened_at + late_s)
+    bench.network.close_case(leaf, FRAUD)
+    await bench.settle()
+    assert len(bench.network.chain.ledger.executed) == executed
+
+
+async def test_fraud_that_a_jury_finds_where_another_was_given_back_is_executed(
+    bench: Bench,
+) -> None:
+    submission = await bench.upload()
+    await bench.commit()
+    await bench.judge(1, [submission], Verdict.FRAUD, Reason.TOPLOC_MISMATCH)
+    await bench.record()
+    await bench.settle()
+    bench.network.close_case(bench.network.open_case(1, 0, FRAUD), FRAUD)
+    await bench.settle()
+    assert len(bench.network.chain.ledger.executed) == 2
+    offences = [slash.offence for slash in bench.network.view.slashes]
+    assert offences == [Offence.FRAUD, Offence.EXACT_FRAUD]
+    assert {slash.tag for slash in bench.network.view.slashes} == {slot_tag(submission)}
+
+
 async def test_escrow_is_not_released_while_a_case_is_open(bench: Bench) -> None:
     await judged(bench, Verdict.FRAUD)
     await bench.settle()
