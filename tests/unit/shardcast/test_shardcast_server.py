@@ -398,7 +398,8 @@ SERVER_WITH_FEW_FILES = """
 import asyncio, resource, sys
 from pathlib import Path
 from muster.shardcast import ChunkStore, ShardServer
-resource.setrlimit(resource.RLIMIT_NOFILE, (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+files, hard = int(sys.argv[2]), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
 async def serve():
     async with ShardServer(ChunkStore(Path(sys.argv[1]))) as server:
         print(server.url, flush=True)
@@ -408,10 +409,10 @@ asyncio.run(serve())
 
 
 @asynccontextmanager
-async def server_with_few_files(store: ChunkStore) -> AsyncIterator[str]:
-    """A server in a process with the soft limit of most systems; yields its URL."""
+async def server_with_few_files(store: ChunkStore, files: int) -> AsyncIterator[str]:
+    """A server in a process with this soft limit of open files; yields its URL."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", SERVER_WITH_FEW_FILES, store.folder),
+        *(sys.executable, "-c", SERVER_WITH_FEW_FILES, store.folder, str(files)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
@@ -434,20 +435,20 @@ def unread_connection(address: str, port: int, request: bytes) -> socket.socket:
     return made
 
 
-@pytest.mark.parametrize(("each", "asks_for_chunk"), [(120, False), (60, True)])
-async def test_newcomer_is_served_while_strangers_hold_all_files_that_a_process_usually_has(
-    store: ChunkStore, each: int, asks_for_chunk: bool
+@pytest.mark.parametrize(("files", "each", "asks_for_chunk"), [(1024, 120, False), (256, 15, True)])
+async def test_newcomer_is_served_while_strangers_hold_all_files_that_a_process_had(
+    store: ChunkStore, files: int, each: int, asks_for_chunk: bool
 ) -> None:
     most_connections(9 * 120)  # this process holds the other ends
     data = BIG * 40  # more than a connection holds that nobody reads
     path = chunk_path(store, data)
     stranger = f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode() if asks_for_chunk else b""
-    async with server_with_few_files(store) as url:
+    async with server_with_few_files(store, files) as url:
         port = int(url.rsplit(":", 1)[1])
         with ExitStack() as held:
             for i in range(9 * each):
                 held.enter_context(unread_connection(f"127.0.0.{2 + i % 9}", port, stranger))
-            async with httpx.AsyncClient(base_url=url, timeout=5) as client:
+            async with httpx.AsyncClient(base_url=url, timeout=15) as client:
                 assert (await client.get(path)).content == data
 
 
