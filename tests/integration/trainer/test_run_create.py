@@ -18,18 +18,20 @@ from trainer_network import CALIBRATION
 from worlds.chat_world import build_chat_model, make_word_tokenizer
 from worlds.traces import ALL, Traces
 
+from muster.chain import Chain
 from muster.client.dataset.export import export_rows
 from muster.client.dataset.selection import HeldOut, Selection
 from muster.client.validator.judging import Rules
 from muster.client.worker.generation import play_ticket
 from muster.inference.transformers_engine import TransformersEngine
-from muster.protocol.errors import MusterError
+from muster.protocol.errors import ChainError, MusterError
 from muster.protocol.ids import PolicyVersion, RunId
 from muster.protocol.recipe import Recipe
 from muster.shardcast import state_hash
 from muster.tasks import TaskSet
 from muster.trainer.base_model import LESSONS, WarmStart, build_base_model
 from muster.trainer.config import load_recipe
+from muster.trainer.create import create_and_fund
 from muster.trainer.publish.policies import policy_files
 
 ROOT = Path(__file__).parents[3]
@@ -153,6 +155,49 @@ async def test_a_run_begins_with_a_model_that_was_fine_tuned_on_a_data_set(
     assert config.base_model_hash == pinned
     (tmp_path / "student" / "lineage.json").unlink()
     assert state_hash(policy_files(tmp_path / "student")) != pinned
+
+
+async def funds_of(chain: Chain, run: int) -> int:
+    ((available, _),) = await chain.read("RewardEscrow", "fundsOf", [run])
+    return int(available)
+
+
+@pytest.mark.parametrize("confirmations", [0, 3])
+async def test_funds_go_to_the_own_run_whatever_number_a_reorganisation_gives_it(
+    desk: Desk, confirmations: int
+) -> None:
+    scenario = desk.stage.scenario
+    chain, rival, rpc = scenario.of(OWNER), scenario.of(CHALLENGER), scenario.rpc
+    before = await rpc.call("evm_snapshot")
+    looks: list[float] = []
+
+    async def reorganised(pause_s: float) -> None:
+        looks.append(pause_s)
+        if len(looks) == 1:
+            assert await desk.runs() == 2
+            await rpc.call("evm_revert", before)
+            assert (await rival.runs.create_run(scenario.config()))[0] == 2
+        await rpc.call("evm_mine")
+
+    wei = 2 * TOKEN
+    run_id = await create_and_fund(
+        chain, scenario.config(), wei, confirmations=confirmations, sleep=reorganised
+    )
+    assert run_id == (3 if confirmations else 2)
+    assert await chain.read("RunRegistry", "ownerOf", [run_id]) == (OWNER.address,)
+    assert await funds_of(chain, 2) == (0 if confirmations else wei)
+    assert await funds_of(chain, run_id) == wei
+    assert bool(looks) is bool(confirmations)
+
+
+async def test_run_that_is_not_confirmed_in_time_is_not_paid_into(desk: Desk) -> None:
+    async def nothing(_: float) -> None:
+        pass
+
+    chain, config = desk.stage.scenario.of(OWNER), desk.stage.scenario.config()
+    with pytest.raises(ChainError, match="run 2 is created, but not confirmed by 1 blocks"):
+        await create_and_fund(chain, config, TOKEN, confirmations=1, sleep=nothing)
+    assert await funds_of(chain, 2) == 0
 
 
 async def test_no_leaves_everything_as_it_was(desk: Desk) -> None:

@@ -8,6 +8,7 @@ seconds; `try_model` loads the model and tries it on a sample of the problems.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -17,10 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from muster.chain import Chain, RunConfig, RunTerms
+from muster.chain.log_store import DEVELOPMENT_CHAIN
+from muster.chain.reader import CONFIRMED_S
 from muster.inference.engine import Request, Sample
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import hex0x
-from muster.protocol.errors import ConfigError, StorageError, TaskError
+from muster.protocol.errors import ChainError, ConfigError, StorageError, TaskError
 from muster.protocol.ids import Address, Hash32, RunId
 from muster.protocol.recipe import PromptRecipe, Recipe
 from muster.protocol.rollouts import MAX_FILE_BYTES, MAX_ROWS
@@ -48,6 +51,10 @@ TRIED = 64
 """Problems graded to check a task set before a run is created; `muster tasks check` tries more."""
 CHECKED, CHECKED_TOKENS = 4, 256
 """Number of samples in the timed check, and the most tokens of each."""
+CONFIRMATIONS = 20
+"""Blocks on top of a new run before anything relies on its number; none on a development chain."""
+PAUSE_S = 4.0
+"""Seconds between looks at them."""
 TOKEN_BYTES = 4
 """Bytes of a token in a submission's file, before compression."""
 IMAGE_PYTHON = "3.11"
@@ -159,11 +166,10 @@ async def create_run(
         if agree is not None:
             await agree(chain, config)
         documents.write(plan.documents)
-        run_id, _ = await chain.runs.create_run(config)
-        logger.info("run created", extra={"run": run_id})
-        if plan.fund_wei:
-            await chain.token.approve(chain.deployment.contracts["RewardEscrow"], plan.fund_wei)
-            await chain.escrow.fund(run_id, plan.fund_wei)
+        is_small = chain.chain_id == DEVELOPMENT_CHAIN
+        run_id = await create_and_fund(
+            chain, config, plan.fund_wei, confirmations=0 if is_small else CONFIRMATIONS
+        )
     created: dict[str, Any] = {"run_id": int(run_id)}
     created |= {f"{name}_hash": hex0x(value) for name, value in hashes.items()}
     created["base_model_hash"] = hex0x(config.base_model_hash)
@@ -171,6 +177,43 @@ async def create_run(
         root = await _publish_base(plan, run_id, rpc, deployments, trainer)
         created["policy_root"] = hex0x(root)
     return created
+
+
+async def create_and_fund(
+    chain: Chain,
+    config: RunConfig,
+    fund_wei: int,
+    *,
+    confirmations: int,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> RunId:
+    """Create a run and pay in; returns its number once `confirmations` blocks are on top of it.
+
+    A reorganisation may give its number to another run: nothing is paid in before. Raises
+    ChainError when it is not confirmed in time.
+    """
+    creation, waited_s = chain.once("create run"), 0.0
+    while True:
+        # The label sends it once, and again only if it was taken back: perhaps under a new number.
+        run_id, receipt = await creation.runs.create_run(config)
+        if await chain.block_number() - receipt.block_number >= confirmations:
+            break
+        if waited_s >= CONFIRMED_S:
+            raise ChainError(
+                f"run {run_id} is created, but not confirmed by {confirmations} blocks",
+                hint="pay in with `muster run fund` once it is",
+            )
+        logger.info("waiting for the run to be confirmed", extra={"run": run_id})
+        await sleep(PAUSE_S)
+        waited_s += PAUSE_S
+    logger.info("run created", extra={"run": run_id})
+    if fund_wei:
+        (run_owner,) = await chain.read("RunRegistry", "ownerOf", [run_id])
+        if run_owner != chain.me:
+            raise ChainError(f"run {run_id} is another owner's: nothing was paid in")
+        await chain.token.approve(chain.deployment.contracts["RewardEscrow"], fund_wei)
+        await chain.escrow.fund(run_id, fund_wei)
+    return run_id
 
 
 async def _require_safe_economics(
