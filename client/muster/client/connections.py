@@ -4,12 +4,15 @@ The composition of a client process: chain, view, orchestrator, policies. The lo
 and do not know how they are made.
 """
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
 from muster.api import OrchestratorApi
+from muster.api.answers import RunInfo
 from muster.chain import Chain, EventReader, RunView, find_run, follow, read_until
 from muster.chain.reader import OnChange
 from muster.client.chain_facts import HistoryView
@@ -21,21 +24,59 @@ from muster.client.validator.judging import Rules
 from muster.inference import InferenceEngine
 from muster.inference.engine import Room
 from muster.inference.loading import load_as, load_transformers
-from muster.lifecycle import ComputeThread
+from muster.lifecycle import ComputeThread, run_beside
 from muster.protocol.eip712 import Domain
+from muster.protocol.errors import ApiError, ConfigError
 from muster.shardcast import Fetcher
 from muster.shardcast.fetcher import NamedVersions
+from muster.shardcast.http_client import require_url
 from muster.wallet import Wallet
+
+logger = logging.getLogger(__name__)
 
 NodeT = TypeVar("NodeT", bound=NodeSettings)
 
 EngineFactory = Callable[[EngineSettings], InferenceEngine]
 """Makes the engine; called off the event loop, because it imports torch."""
 
+RENEW_S = 300.0
+"""Seconds between two looks at the relays that the orchestrator names."""
+RENEW_WITHIN_S = 10.0
+"""Longest time in seconds that its answer is waited for."""
 LONGEST_CASE_S = 86_400.0
 """Longest silence in seconds of a juror's engine: longer than any jury takes."""
 TRANSACTIONS = "transactions.sqlite3"
 """The journal of transactions, in the state folder."""
+
+
+class RunRelays:
+    """The run's relays: those of our settings, or those that its orchestrator names now."""
+
+    def __init__(self, given: Sequence[str], ask: Callable[[], Awaitable[RunInfo]]) -> None:
+        """`ask` returns what the orchestrator says about the run, and raises ApiError."""
+        self.urls = tuple(given)
+        self.are_chosen = bool(given)
+        """Whether they are those of our settings."""
+        self._ask = ask
+
+    async def renew(self) -> tuple[str, ...]:
+        """Return the relays, asked again unless they are chosen; those known while there is no
+        good answer.
+        """
+        if self.are_chosen:
+            return self.urls
+        try:
+            async with asyncio.timeout(RENEW_WITHIN_S):
+                named = (await self._ask()).policy_sources
+            for url in named:
+                require_url(url)
+        except (ApiError, ConfigError, TimeoutError) as error:
+            logger.debug("the run's relays stay", extra={"error": str(error)})
+            return self.urls
+        if named and named != self.urls:
+            logger.info("the run has other relays", extra={"relays": " ".join(named)})
+            self.urls = named
+        return self.urls
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +94,18 @@ class Connected:
     """The run's orchestrator, asked with the client's signature."""
     fetcher: Fetcher
     """Where policies come from."""
-    relays: tuple[str, ...]
-    """URLs of the run's relays."""
-    are_relays_chosen: bool
-    """Whether the relays are those of our settings; else the orchestrator names them."""
+    relays: RunRelays
 
     async def own_relays(self) -> tuple[str, ...]:
         """Return the relays that may be in a private network: those that an orchestrator names
         only if it is in one itself.
         """
-        is_own = self.are_relays_chosen or await self.api.is_inside()
-        return self.relays if is_own else ()
+        is_own = self.relays.are_chosen or await self.api.is_inside()
+        return self.relays.urls if is_own else ()
 
     async def open_rooms(self) -> Sources:
         """Return the relays that may be given files and proofs now."""
-        return Sources(await self.own_relays(), named=self.relays)
+        return Sources(await self.own_relays(), named=self.relays.urls)
 
     async def read_until(self, settings: NodeSettings, is_there: Callable[[], bool]) -> None:
         """Read the view on while it lacks what may be on chain but unconfirmed: `read_until`."""
@@ -80,14 +118,20 @@ class Connected:
         )
 
     async def follow(self, settings: NodeSettings, on_change: OnChange) -> None:
-        """Keep the view current until cancelled."""
-        await follow(
+        """Keep the view and the relays current until cancelled."""
+        following = follow(
             self.chain,
             self.view,
             poll_s=settings.poll_s,
             confirmations=settings.confirmations,
             on_change=on_change,
         )
+        await run_beside(following, self._keep_relays())
+
+    async def _keep_relays(self) -> None:
+        while True:
+            await asyncio.sleep(RENEW_S)
+            await self.fetcher.renew()
 
 
 @asynccontextmanager
@@ -118,21 +162,21 @@ async def connect(
                 audience=lambda: view.runs[run.run_id].config.orchestrator,
             )
         )
-        relays = (
-            settings.relay
-            or (await await_orchestrator(lambda: api.run_info(settings.run))).policy_sources
-        )
+        relays = RunRelays(settings.relay, lambda: api.run_info(settings.run))
+        if not relays.are_chosen:
+            info = await await_orchestrator(lambda: api.run_info(settings.run))
+            relays.urls = info.policy_sources
         fetcher = await stack.enter_async_context(
             Fetcher(
-                relays,
+                relays.urls,
                 settings.state_dir / "policies",
                 named=named,
                 # Its own relays may be anywhere; those that an orchestrator names may not.
-                connects_to=None if settings.relay else api.connects_to,
+                connects_to=None if relays.are_chosen else api.connects_to,
+                renewed=relays.renew,
             )
         )
-        is_chosen = bool(settings.relay)
-        yield Connected(chain, view, run, domain, api, fetcher, tuple(relays), is_chosen)
+        yield Connected(chain, view, run, domain, api, fetcher, relays)
 
 
 def make_engine(settings: EngineSettings) -> InferenceEngine:

@@ -68,6 +68,9 @@ ParentManifest = Callable[[Manifest], Awaitable[Manifest]]
 NamedVersions = Callable[[RunId], Collection[PolicyVersion]]
 """Returns the versions of a run that open work names."""
 
+NamedRelays = Callable[[], Awaitable[Sequence[str]]]
+"""Returns the URLs of the relays to ask from now on; raises nothing."""
+
 Progress = Callable[[int, int], object]
 """Called with the number of bytes that are held and verified, and with the total."""
 
@@ -88,6 +91,7 @@ class Fetcher:
         reserve: Sequence[str] = (),
         named: NamedVersions = lambda _: (),
         connects_to: ConnectsTo | None = None,
+        renewed: NamedRelays | None = None,
         rng: Random | None = None,
     ) -> None:
         """The versions that `named` returns stay in the cache, too, while the disk has room for
@@ -95,7 +99,7 @@ class Fetcher:
         a fetch gives it up. `wait_s` is how long relays may wait for a version that they do not
         have yet. `reserve` are origins that allow requests; they are asked only when every relay
         has been given up. `connects_to` decides which address a relay has, and whether it is
-        asked at all.
+        asked at all. `renewed` names other relays when none of these delivers.
         """
         if not relays and not reserve:
             raise ConfigError("a fetcher needs at least one relay")
@@ -107,6 +111,7 @@ class Fetcher:
         self._attempts = attempts
         self._wait_s = wait_s
         self._client = ShardClient(token=token, parallel=parallel, connects_to=connects_to)
+        self._renewed = renewed
         self._scores = RelayScores(relays, reserve=reserve, rng=rng or SystemRandom())
         self._locks: dict[Path, asyncio.Lock] = {}
         self._verified: dict[Path, Hash32] = {}
@@ -121,6 +126,15 @@ class Fetcher:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    async def renew(self) -> bool:
+        """Learn which relays to ask from now on, in running fetches too; return whether they
+        changed.
+        """
+        before = self._scores.relays
+        if self._renewed is not None:
+            self._scores.use(await self._renewed())
+        return self._scores.relays != before
 
     async def newest(
         self, run_id: RunId, trust: Trust, *, after: int = -1, wait_s: int = 0
@@ -209,7 +223,12 @@ class Fetcher:
         folder = version_folder(self._cache, run_id, version)
         async with self._locks.setdefault(folder, asyncio.Lock()):
             if self._verified.get(folder) != root or not folder.is_dir():
-                await self._fetch(folder, run_id, version, root, progress or _silent)
+                try:
+                    await self._fetch(folder, run_id, version, root, progress or _silent)
+                except PolicyUnavailable:
+                    if not await self.renew():
+                        raise
+                    await self._fetch(folder, run_id, version, root, progress or _silent)
                 self._verified[folder] = root
         return folder
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -263,18 +264,27 @@ class RelayScores:
         """`reserve` relays, such as the origin, are asked only when none of `urls` is left."""
         self.reserve = [require_url(url) for url in reserve]
         """Relays that are asked last."""
+        self.relays: list[str] = []
+        """The relays that are asked first."""
         self.rng = rng
-        self._records = {url: _Record() for url in [*map(require_url, urls), *self.reserve]}
+        # A transfer may end at a relay that is none of the run's any more.
+        self._records = defaultdict[str, _Record](_Record)
+        self.use(urls)
 
     @property
     def urls(self) -> list[str]:
         """Every relay in the order given, then the reserve."""
-        return list(self._records)
+        return [*self.relays, *self.reserve]
 
-    @property
-    def relays(self) -> list[str]:
-        """The relays that are asked first."""
-        return [url for url in self._records if url not in self.reserve]
+    def use(self, urls: Sequence[str]) -> None:
+        """Replace the relays that are asked first; those that stay keep their scores.
+
+        Raises ConfigError for what is no server's URL.
+        """
+        relays = dict.fromkeys(map(require_url, urls))
+        self.relays = [url for url in relays if url not in self.reserve]
+        for url in self._records.keys() - self.urls:
+            del self._records[url]
 
     def weight(self, url: str) -> float:
         """Return success rate x bandwidth; an unmeasured relay counts as fast as the average."""

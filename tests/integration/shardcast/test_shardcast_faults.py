@@ -89,6 +89,52 @@ async def test_dead_relays_without_reserve_are_named_as_the_cause(network: Netwo
     )
 
 
+@pytest.mark.parametrize("is_replaced", [True, False])
+async def test_relays_are_asked_that_replaced_dead_ones(
+    network: Network, origin: str, is_replaced: bool
+) -> None:
+    network.publish(0, policy(0))
+    dead = "http://127.0.0.1:1"
+
+    async def renewed() -> list[str]:
+        return [origin] if is_replaced else [dead]
+
+    async with Fetcher([dead], network.folder / "c", attempts=2, renewed=renewed) as client:
+        if is_replaced:
+            assert await network.fetch(client, 0) == policy(0)
+        else:
+            with pytest.raises(PolicyUnavailable, match="no relay delivers"):
+                await network.fetch(client, 0)
+
+
+async def test_running_fetch_goes_on_at_a_relay_that_came_later(
+    network: Network, origin: str
+) -> None:
+    network.publish(0, policy(0, chunks=20))
+    stalled = asyncio.Event()
+
+    async def stall(path: str, answer: bytes | None) -> bytes | None:
+        if path.startswith("/v1/chunks/") and slow.chunks_asked > 5:
+            stalled.set()
+            await asyncio.Event().wait()
+        return answer
+
+    slow = TwistedRelay(network.origin, stall)
+
+    async def renewed() -> list[str]:
+        return [origin]
+
+    async with (
+        slow.listening() as relay,
+        Fetcher([relay], network.folder / "c", renewed=renewed) as client,
+    ):
+        fetching = asyncio.create_task(network.fetch(client, 0))
+        await stalled.wait()
+        assert await client.renew()
+        assert await fetching == policy(0, chunks=20)
+        assert not await client.renew()
+
+
 async def test_relay_that_dies_while_chunks_arrive_leaves_the_rest_to_the_origin(
     network: Network, origin: str
 ) -> None:

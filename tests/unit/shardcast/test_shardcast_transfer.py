@@ -122,6 +122,26 @@ def test_ranking_holds_every_relay_once_heavier_ones_first_more_often() -> None:
     assert sum(ranking[0] == A for ranking in rankings) / 2000 == pytest.approx(0.9, abs=0.03)
 
 
+def test_relays_that_stay_keep_their_scores_when_others_come() -> None:
+    scores = RelayScores(["http://a", "http://b"], reserve=["http://o"], rng=Random(1))
+    for url in ("http://a", "http://b", "http://o"):
+        scores.succeeded(url, 1_000, 1.0)
+    scores.use(["http://c", "http://b/", "http://o"])
+    assert scores.relays == ["http://c", "http://b"]
+    assert scores.urls == ["http://c", "http://b", "http://o"]
+    assert [scores.is_known(url) for url in scores.urls] == [False, True, True]
+    # A transfer may end at one that is asked no more.
+    scores.succeeded("http://a", 1_000, 1.0)
+    assert scores.relays == ["http://c", "http://b"]
+
+
+def test_list_with_what_is_no_server_replaces_nothing() -> None:
+    scores = made("http://a")
+    with pytest.raises(ConfigError):
+        scores.use(["http://b", "ftp://c"])
+    assert scores.urls == ["http://a"]
+
+
 def test_url_loses_its_last_slash() -> None:
     assert made("http://a:1/").urls == [A]
 

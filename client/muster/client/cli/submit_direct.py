@@ -177,7 +177,8 @@ async def _open_duty(
             poll_s=1.0,
         )
         shown_at = [*relays, *([options["orchestrator"]] if options["orchestrator"] else [])]
-        yield SilenceDuty(context, chain, open_rooms, await read_times(chain), shown_at), read
+        times = await read_times(chain)
+        yield SilenceDuty(context, chain, open_rooms, times, lambda: shown_at), read
 
 
 def _open_journal(folder: Path) -> SubmissionJournal:

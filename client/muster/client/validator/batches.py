@@ -290,8 +290,8 @@ class OtherSources:
     run_id: RunId
     view: ChainView
     """View of the chain, kept up to date by another task."""
-    relays: Sequence[str]
-    """URLs of the run's relays."""
+    relays: Callable[[], Sequence[str]]
+    """Returns the URLs of the run's relays."""
     own_relays: Callable[[], Awaitable[Sequence[str]]] | None = None
     """Returns those of the relays that may be in a private network and are asked first; None: all
     are.
@@ -363,7 +363,7 @@ class OtherSources:
 
     def _note_silence(self, name: Hash32, sources: Sources, slower: int) -> None:
         """Remember which relays did not say whether they have a file."""
-        asked = {url.rstrip("/") for url in self.relays}.intersection(sources.urls)
+        asked = {url.rstrip("/") for url in self.relays()}.intersection(sources.urls)
         silent, now = frozenset(asked - sources.lacking), self.clock()
         for url in sources.lacking:
             self._silent_since.pop(url, None)
@@ -449,9 +449,10 @@ class OtherSources:
             self._rest(what, search.began_at)
 
     async def _sources(self, *named: Sequence[str], patience: SourcePatience = PATIENCE) -> Sources:
-        own = self.relays if self.own_relays is None else await self.own_relays()
+        relays = self.relays()
+        own = relays if self.own_relays is None else await self.own_relays()
         # The first source of each party, then the second: nobody's are crowded out.
-        in_turn = zip_longest(*named, self.relays)
+        in_turn = zip_longest(*named, relays)
         return Sources(
             own,
             named=[url for urls in in_turn for url in urls if url is not None],

@@ -85,7 +85,7 @@ async def run_validator(
                 other_sources=OtherSources(
                     run_id=settings.run,
                     view=connected.view,
-                    relays=connected.relays,
+                    relays=lambda: connected.relays.urls,
                     own_relays=connected.own_relays,
                     allows_private=connected.chain.chain_id == FAUCET_CHAIN_ID,
                 ),

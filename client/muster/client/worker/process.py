@@ -82,7 +82,7 @@ async def run_worker(
                 connected.chain,
                 connected.open_rooms,
                 times,
-                named=[*connected.relays, settings.orchestrator],
+                named=lambda: [*connected.relays.urls, settings.orchestrator],
             )
             for each in loop.loops:
                 each.silence = silence

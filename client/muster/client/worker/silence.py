@@ -197,13 +197,13 @@ class SilenceDuty:
         chain: Chain,
         open_rooms: Callable[[], Awaitable[Sources]],
         times: Times,
-        named: Sequence[str],
+        named: Callable[[], Sequence[str]],
         *,
         clock: Callable[[], float] = uptime_s,
     ) -> None:
         """`chain` sends transactions and pays bonds, from the node's or the worker's own wallet;
-        file and proofs are uploaded to what `open_rooms` returns each time, and the URLs in `named`
-        are published on chain as sources.
+        file and proofs are uploaded to what `open_rooms` returns each time, and the URLs that
+        `named` returns are published on chain as sources.
         """
         self.context = context
         self.chain = chain
@@ -217,7 +217,7 @@ class SilenceDuty:
         """Claimed work that rooms may not have yet; its case is open."""
         self.accepted: dict[Slot, Judged] = {}
         """Accepted work whose outcome may still change."""
-        self._sources = named_sources(named)
+        self._named = named
         self._clock = clock
         self._time = ChainClock(chain, clock)
         self._steps = Steps(clock, retry_s=RETRY_S, overtaken=_OVERTAKEN)
@@ -230,6 +230,10 @@ class SilenceDuty:
         """Items of this stream that were compared with the journal, for this node."""
         self._lacking: OutcomeRecord | None = None
         """The first of them that the journal lacks."""
+
+    @property
+    def _sources(self) -> list[str]:
+        return named_sources(self._named())
 
     async def run(self) -> None:
         """Serve until cancelled."""

@@ -1,6 +1,7 @@
 """Files that the orchestrator does not show come from relays and workers' sources."""
 
 import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,10 @@ async def public(_host: str, _port: int) -> list[str]:
 OtherSources = partial(module.OtherSources, resolver=public)
 
 
+def listed(*relays: str) -> Callable[[], Sequence[str]]:
+    return lambda: relays
+
+
 def world(*sources: str, run_id: int = RUN) -> Any:
     work = LeasedWork(SUBMISSION, b"", make_ticket(), b"")
     batch = replace(make_batch(1, [SUBMISSION]), work=work, sources=sources, run_id=run_id)
@@ -44,15 +49,15 @@ def world(*sources: str, run_id: int = RUN) -> Any:
 
 async def test_file_is_had_from_where_its_worker_says_that_it_is() -> None:
     internet = Internet(room=says(DATA))
-    found = OtherSources(RUN, world(ROOM), (RELAY,), transport=internet)
+    found = OtherSources(RUN, world(ROOM), listed(RELAY), transport=internet)
     assert await found.file(file_hash(DATA)) == DATA
     with pytest.raises(ApiError, match="no source shows"):
-        await OtherSources(RUN, world(), (RELAY,), transport=internet).file(file_hash(DATA))
+        await OtherSources(RUN, world(), listed(RELAY), transport=internet).file(file_hash(DATA))
 
 
 async def test_sources_of_another_runs_work_are_not_asked() -> None:
     internet = Internet(room=says(DATA))
-    others = OtherSources(RUN, world(ROOM, run_id=RUN + 1), (RELAY,), transport=internet)
+    others = OtherSources(RUN, world(ROOM, run_id=RUN + 1), listed(RELAY), transport=internet)
     with pytest.raises(ApiError, match="no source shows"):
         await others.file(file_hash(DATA))
     assert "room.example" not in internet.asked
@@ -62,8 +67,8 @@ async def test_strangers_do_not_lead_into_our_network_unless_it_is_a_devnet() ->
     internet = Internet(**{"127": says(DATA)})
     named = world("http://127.0.0.1:8545")
     with pytest.raises(ApiError, match="no source shows"):
-        await OtherSources(RUN, named, (), transport=internet).file(file_hash(DATA))
-    at_home = OtherSources(RUN, named, (), allows_private=True, transport=internet)
+        await OtherSources(RUN, named, listed(), transport=internet).file(file_hash(DATA))
+    at_home = OtherSources(RUN, named, listed(), allows_private=True, transport=internet)
     assert await at_home.file(file_hash(DATA)) == DATA
 
 
@@ -73,11 +78,21 @@ async def test_strangers_names_do_not_lead_into_our_network() -> None:
 
     internet = Internet(localtest=says(DATA))
     found = OtherSources(
-        RUN, world("http://localtest.me:8545"), (), transport=internet, resolver=private
+        RUN, world("http://localtest.me:8545"), listed(), transport=internet, resolver=private
     )
     with pytest.raises(ApiError, match="leads into a private network"):
         await found.file(file_hash(DATA))
     assert not internet.asked
+
+
+async def test_relays_are_those_of_the_moment() -> None:
+    internet, relays = Internet(relay=says(DATA)), [ROOM]
+    found = OtherSources(RUN, world(), lambda: relays, transport=internet)
+    with pytest.raises(ApiError, match="no source shows"):
+        await found.file(file_hash(b"another"))
+    relays[:] = [RELAY]
+    assert await found.file(file_hash(DATA)) == DATA
+    assert "relay.example" in internet.asked
 
 
 @pytest.mark.parametrize("is_inside", [False, True])
@@ -90,7 +105,7 @@ async def test_relays_of_an_orchestrator_are_in_our_network_only_if_it_is(is_ins
 
     internet = Internet(relay=says(DATA))
     found = OtherSources(
-        RUN, world(), (RELAY,), own_relays=own_relays, transport=internet, resolver=lookup
+        RUN, world(), listed(RELAY), own_relays=own_relays, transport=internet, resolver=lookup
     )
     if is_inside:
         assert await found.file(file_hash(DATA)) == DATA
@@ -108,7 +123,9 @@ async def test_relays_of_a_public_orchestrator_take_turns_with_workers_sources(
 
     monkeypatch.setattr("muster.client.sources.LANES", 1)
     internet, relays = Internet(room=says(DATA)), [f"http://relay{n}.example" for n in range(40)]
-    found = OtherSources(RUN, world(ROOM), relays, own_relays=own_relays, transport=internet)
+    found = OtherSources(
+        RUN, world(ROOM), listed(*relays), own_relays=own_relays, transport=internet
+    )
     assert await found.file(file_hash(DATA)) == DATA
     assert internet.asked == ["room.example"]
     with pytest.raises(ApiError, match="no source shows"):
@@ -127,7 +144,7 @@ async def test_sources_that_hang_do_not_hold_up_a_validator(
             await shows.wait()
             return await super().handle_async_request(request)
 
-    found = OtherSources(RUN, world(ROOM), (), transport=Slow(room=says(DATA)))
+    found = OtherSources(RUN, world(ROOM), listed(), transport=Slow(room=says(DATA)))
     for _ in range(2):
         with pytest.raises(ApiError, match="no source has shown the batch yet"):
             await found.file(file_hash(DATA))
@@ -150,7 +167,7 @@ async def test_what_hangs_for_long_is_given_up_and_left_alone_for_a_while(
         return httpx.Response(200, headers={"x-hangs": "yes"})
 
     internet = Internet(room=hang)
-    found = OtherSources(RUN, world(ROOM), (), transport=internet, clock=lambda: seconds[0])
+    found = OtherSources(RUN, world(ROOM), listed(), transport=internet, clock=lambda: seconds[0])
     for at, asked in ((0.0, 1), (4 + REST * 4 - 1, 1), (4 + REST * 4, 2)):
         seconds[0] = at
         with pytest.raises(ApiError, match="no source has shown the batch yet"):
@@ -161,7 +178,7 @@ async def test_what_hangs_for_long_is_given_up_and_left_alone_for_a_while(
 async def test_what_is_not_there_yet_is_asked_for_again_soon() -> None:
     seconds = [0.0]
     internet = Internet(room=says(b"", 404))
-    found = OtherSources(RUN, world(ROOM), (), transport=internet, clock=lambda: seconds[0])
+    found = OtherSources(RUN, world(ROOM), listed(), transport=internet, clock=lambda: seconds[0])
     with pytest.raises(ApiError, match="answered 404"):
         await found.file(file_hash(DATA))
     internet.hosts["room"] = says(DATA)
@@ -177,7 +194,7 @@ async def test_few_things_are_asked_for_at_a_time_and_what_is_over_makes_way(
     monkeypatch.setattr("muster.client.validator.batches.WAIT_S", 0.0)
     monkeypatch.setattr("muster.client.validator.batches.MOST_ASKED", 1)
     internet = Internet(relay=says(DATA))
-    found = OtherSources(RUN, world(), (RELAY,), transport=internet)
+    found = OtherSources(RUN, world(), listed(RELAY), transport=internet)
     for name in (file_hash(b"other"), file_hash(DATA)):
         with pytest.raises(ApiError, match="no source has shown the batch yet"):
             await found.file(name)
@@ -211,7 +228,7 @@ class Crowd:
             self.view.batches[number] = batch
         self.internet = Internet(evil=hang, room=says(DATA))
         self.found = OtherSources(
-            RUN, self.view, (), transport=self.internet, clock=lambda: self.seconds
+            RUN, self.view, listed(), transport=self.internet, clock=lambda: self.seconds
         )
 
     async def ask(self, name: Hash32) -> bytes | None:
@@ -316,7 +333,7 @@ async def test_validator_judges_what_only_others_show(tmp_path: Path) -> None:
             data if "/files/" in request.url.path else contents.model_dump_json().encode()
         )(request)
     )
-    elsewhere = OtherSources(RUN, bench.view, (RELAY,), transport=internet)
+    elsewhere = OtherSources(RUN, bench.view, listed(RELAY), transport=internet)
     bench.change(other_sources=elsewhere)
     assert await bench.judge(batch) == [ACCEPTED]
     bench.close()
@@ -335,7 +352,7 @@ class Lost:
         found = OtherSources(
             RUN,
             self.bench.view,
-            (RELAY,),
+            listed(RELAY),
             transport=self.internet,
             clock=lambda: self.bench.seconds,
         )
@@ -382,7 +399,7 @@ async def test_a_relay_that_stays_silent_is_awaited_for_half_of_the_deadline(
 
 async def test_a_relay_that_was_silent_long_ago_was_not_silent_since() -> None:
     seconds, silent = [0.0], Internet(relay=says(b"", 503))
-    found = OtherSources(RUN, world(), (RELAY,), transport=silent, clock=lambda: seconds[0])
+    found = OtherSources(RUN, world(), listed(RELAY), transport=silent, clock=lambda: seconds[0])
     told = []
     for seconds[0], name in (
         (0.0, b"one"),
@@ -409,7 +426,7 @@ async def test_a_slow_relay_gets_more_time_with_each_search(
 
     seconds = [0.0]
     found = OtherSources(
-        RUN, world(), (RELAY,), transport=Slow(relay=says(DATA)), clock=lambda: seconds[0]
+        RUN, world(), listed(RELAY), transport=Slow(relay=says(DATA)), clock=lambda: seconds[0]
     )
     for seconds[0] in (0.0, 100.0):
         with pytest.raises(ApiError, match="timed out"):

@@ -298,7 +298,7 @@ class Silenced(Desk):
             self.chain,  # type: ignore[arg-type]
             self.open_rooms,  # type: ignore[arg-type]
             TIMES,
-            ["http://relay.example"],
+            lambda: ["http://relay.example"],
             clock=lambda: self.seconds,
         )
 

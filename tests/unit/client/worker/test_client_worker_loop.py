@@ -25,6 +25,7 @@ from worlds.client_world import (
 
 from muster.api import NoWork
 from muster.chain import WorkerStatus
+from muster.client.connections import RunRelays
 from muster.client.validator.judging import examine
 from muster.protocol.eip712 import address_of, digest, recover
 from muster.protocol.encoding import file_hash, keccak
@@ -32,6 +33,7 @@ from muster.protocol.errors import ApiError, ConfigError, EngineError, MusterErr
 from muster.protocol.ids import PolicyVersion, to_address
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
 from muster.protocol.rollouts import decode_rollouts
+from muster.shardcast import ChunkStore, Fetcher, ShardServer
 
 # Honest work
 
@@ -137,6 +139,30 @@ async def test_outage_of_the_orchestrator_is_survived_and_said_once(
     messages = [record.getMessage() for record in caplog.records]
     assert messages.count("the orchestrator is not available, trying again until it is") == 1
     assert messages.count("the orchestrator is available again") == 1
+
+
+async def test_policy_comes_from_relays_that_replaced_dead_ones(desk: Desk, tmp_path: Path) -> None:
+    store, weights = ChunkStore(tmp_path / "origin"), tmp_path / "weights"
+    weights.write_bytes(b"weights")
+    manifest = store.publish(
+        {"model.safetensors": weights}, run_id=RUN, version=VERSION, stream_from=0, stream_to=0,
+        sign=lambda _: bytes(65),
+    )  # fmt: skip
+    desk.view.runs[RUN].checkpoints[VERSION].manifest_root = manifest.root()
+    async with ShardServer(store) as server:
+
+        async def run_info() -> Any:
+            return SimpleNamespace(policy_sources=(server.url,))
+
+        relays = RunRelays((), run_info)
+        relays.urls = ("http://127.0.0.1:1",)
+        async with Fetcher(
+            relays.urls, tmp_path / "cache", attempts=1, renewed=relays.renew
+        ) as fetcher:
+            desk.loop.context = replace(desk.loop.context, fetcher=fetcher)
+            await run_until(desk.loop, lambda: desk.engine.policy_version == VERSION)
+    [(folder, _)] = desk.engine.loaded
+    assert (folder / "model.safetensors").read_bytes() == b"weights"
 
 
 async def test_outage_during_the_upload_is_survived_with_the_same_file(desk: Desk) -> None:
