@@ -32,8 +32,8 @@ MAX_ANSWER_CHARS = 16_384
 OPEN, CLOSE = "<answer>", "</answer>"
 INSTRUCTION = f"Give the final answer between {OPEN} and {CLOSE}."
 """End of every prompt."""
-JUNK = ("zzz", "", "0", "\x00", "1" * 200)
-"""Answers that no family may score 1 for every problem."""
+JUNK = ("zzz", "", "0", "\x00", "1" * 200, "{}", "[]", "null")
+"""Answers that no family may score 1 for every problem, and on which no scorer may raise."""
 EVALUATING = frozenset(
     {"eval", "exec", "compile", "parse_expr", "sympify", "lambdify", "unsafe_load"}
     | {"__import__", "import_module", "builtins", "__builtins__", "globals", "__globals__"}
@@ -42,13 +42,15 @@ EVALUATING = frozenset(
     | {"marshal", "shelve"}
 )
 """Names by which code may run a text as a program. A family is refused if its code has one."""
+RAISED = "the scorer raised"
+"""Begins the detail of a grade whose scorer raised."""
 SCORER = "score_answer"
 """The method that scores an answer."""
 _WORK = EngineTask("muster.tasks.reasoning_gym", "reasoning-gym", "reasoning-gym")
 
 
 def grade_reasoning_gym(problem: Problem, completion: str) -> Grade:
-    """Return 1 when the family's scorer accepts the answer, else 0.
+    """Return 1 when the family's scorer accepts the answer, else 0, also when the scorer raises.
 
     A family that is refused is undecided: the worker of such a problem is not at fault.
     """
@@ -73,7 +75,8 @@ def grade_reasoning_gym(problem: Problem, completion: str) -> Grade:
     if answered.limit:
         return Graded(0.0, f"met the limit of {answered.limit}", is_repeatable=False)
     if "failed" in answered.answer:
-        return Undecided(f"the scorer raised {answered.answer['failed']}")
+        # The answer's worker must not lose what else is in its ticket.
+        return Graded(0.0, f"{RAISED} {answered.answer['failed']}", is_repeatable=False)
     score = float(answered.answer["score"])
     is_repeatable = not answered.is_near_limit
     return Graded(float(score >= 1.0), f"scored {score}", is_repeatable=is_repeatable)
@@ -338,7 +341,8 @@ def find_fault(family: str, *, seed: int = 0, items: int = 3) -> str | None:
             return f"its own answer is {_described(grade)}"
         for junk in JUNK:
             grade = grade_reasoning_gym(problem, f"{OPEN}{junk}{CLOSE}")
-            if grade != Graded(0.0) and junk != entry["answer"]:
+            is_wrong = grade == Graded(0.0) and not _described(grade).startswith(RAISED)
+            if not is_wrong and junk != entry["answer"]:
                 return f"the answer {junk[:10]!r} is {_described(grade)}"
     return None
 

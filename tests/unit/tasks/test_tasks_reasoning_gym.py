@@ -95,6 +95,7 @@ def test_family_s_problems_follow_from_the_seed_and_are_admitted(family: str) ->
         ("graph_color", "an entry has no answer"),
         ("game_of_life_halting", "'zzz' is scored 1.0"),
         ("prime_factorization", "the scorer raised ValueError"),
+        ("game_of_life", "the answer '{}' is the scorer raised KeyError"),
         ("n_queens", "n_queens names `eval`"),
         ("composite", "cannot be made: AssertionError"),
         ("no_such_family", "has no family"),
@@ -106,7 +107,22 @@ def test_family_that_breaks_its_promise_is_refused(family: str, fault: str) -> N
         list(make_problems(family, 1, 0))
 
 
-def test_scorer_that_raises_is_undecided_and_a_long_answer_unread() -> None:
+@pytest.mark.parametrize(
+    ("answer", "is_repeatable"), [("{}", False), ('{"a": 1}', False), ("[[0]]", True), ("[", True)]
+)
+def test_answer_on_which_a_scorer_raises_is_wrong_but_no_proof(
+    answer: str, is_repeatable: bool
+) -> None:
+    problem = problem_of("game_of_life")
+    found = verify(problem, f"<answer>{answer}</answer>")
+    assert found == Graded(0.0)
+    assert isinstance(found, Graded)
+    assert found.is_repeatable is is_repeatable
+    gold = problem.gold_standard_solution
+    assert verify(problem, f"<answer>{gold}</answer>") == Graded(1.0)
+
+
+def test_family_that_is_not_there_is_undecided_and_a_long_answer_unread() -> None:
     (problem,) = make_problems("chain_sum", 1, 0)
     broken = problem.model_copy(update={"verification_info": {"family": "none", "entry": {}}})
     assert isinstance(verify(broken, "<answer>1</answer>"), Undecided)
