@@ -63,7 +63,8 @@ class TrainerSettings(Settings):
     site_address: Annotated[
         str, Field(pattern=r"^[^:\s]+:\d{1,5}$|^\[[0-9a-fA-F:]+\]:\d{1,5}$")
     ] = "127.0.0.1:8900"
-    """HOST:PORT at which site 0 listens for the others; on a private network only."""
+    """HOST:PORT at which site 0 listens for the others, and at no other address; on a private
+    network only. With a name as HOST it listens at all addresses of its machine."""
     site_alive_s: Annotated[float, Field(gt=0, le=3600)] = 10.0
     """Seconds without a sign of life after which a site is left out."""
     site_wait_s: Annotated[float, Field(gt=0, le=604800)] = 3600.0

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -762,6 +763,28 @@ def test_place_and_message_cannot_be_shifted() -> None:
 def test_secret_is_one_run_s() -> None:
     secrets = {site_secret(b"k" * 32, RunId(run), chain) for run in (1, 2) for chain in (1, 2)}
     assert len(secrets | {site_secret(b"l" * 32, RunId(1), 1)}) == 5
+
+
+def test_store_listens_at_the_address_of_site_0_alone(start: Start, port: int) -> None:
+    start(0)
+    socket.create_connection(("127.0.0.1", port), 5).close()
+    with pytest.raises(OSError):  # noqa: PT011  # a platform may lack the second address
+        socket.create_connection(("127.0.0.2", port), 5)
+
+
+def test_store_at_a_name_listens_at_all_addresses_and_says_so(
+    port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = MeetingPlace(0, "localhost", port, alive_s=0.5, wait_s=10.0)
+    Meeting(place, expected=2, secret=SECRET).close()
+    assert "site 0 listens at all addresses of this machine" in caplog.messages
+
+
+def test_store_at_another_machine_s_address_is_refused(port: int) -> None:
+    place = MeetingPlace(0, "192.0.2.1", port, alive_s=0.5, wait_s=10.0)
+    with pytest.raises(SiteLost, match=r"cannot listen at 192\.0\.2\.1") as caught:
+        Meeting(place, expected=2, secret=SECRET)
+    assert "--site-address" in (caught.value.hint or "")
 
 
 def test_site_without_the_key_is_not_let_in(start: Start, port: int) -> None:

@@ -24,6 +24,7 @@ Marks do not encrypt: what sites exchange is published anyway.
 
 import json
 import logging
+import socket
 import threading
 import time
 import uuid
@@ -34,6 +35,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from hmac import compare_digest
+from ipaddress import ip_address
 from typing import Any, NamedTuple
 
 import torch
@@ -114,7 +116,7 @@ class MeetingPlace:
     site: int
     """This site's number; 0 publishes."""
     host: str
-    """Host at which site 0's store listens."""
+    """Address at which site 0's store listens, and no other; with a name it listens at all."""
     port: int
     alive_s: float = 10.0
     """Seconds without a heartbeat after which a site counts as dead."""
@@ -543,9 +545,15 @@ class Meeting:
         )
 
     def _connect(self, *, is_server: bool) -> TCPStore:
-        timeout = timedelta(seconds=self._place.wait_s)
+        host, port = self._place.host, self._place.port
         return TCPStore(
-            self._place.host, self._place.port, None, is_server, timeout, wait_for_workers=False
+            host,
+            port,
+            None,
+            is_server,
+            timedelta(seconds=self._place.wait_s),
+            wait_for_workers=False,
+            master_listen_fd=_listener(host, port) if is_server else None,
         )
 
     def _beat(self, store: TCPStore) -> None:
@@ -556,6 +564,30 @@ class Meeting:
                 self._set(f"beat/{self._ticket}", count, store)
             except SiteLost:
                 return
+
+
+def _listener(host: str, port: int) -> int | None:
+    """Return a socket that listens at this address alone, because torch's would listen at all
+    addresses; None where the host is no single address. Raises SiteLost when it cannot listen.
+    """
+    try:
+        address = ip_address(host)
+    except ValueError:
+        # The others may have another address for a name than this machine.
+        hint = "give --site-address the number of the private network's address"
+        logger.warning("site 0 listens at all addresses of this machine", extra={"hint": hint})
+        return None
+    if address.is_unspecified:
+        return None
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        return socket.create_server((host, port), family=family).detach()
+    except OSError as error:
+        raise SiteLost(
+            f"site 0 cannot listen at {host}, port {port}: {error.strerror}",
+            hint="--site-address is an address of site 0's machine and a free port; if its "
+            "interface is only coming up, start this site again",
+        ) from error
 
 
 def as_tensor(data: bytes) -> Tensor:
