@@ -158,8 +158,9 @@ async def test_relay_keeps_old_versions_while_their_work_can_be_disputed(
 
 
 async def test_relay_without_upstream_serves_what_its_store_holds_and_the_chain_has(
-    chain: Chain, anvil: Anvil, tmp_path: Path
+    chain: Chain, anvil: Anvil, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("muster.shardcast.relay.WITHDRAWN_S", 0.0)
     settings = (await relaying(chain, anvil, tmp_path)).model_copy(
         update={"upstream": (), "ready_file": tmp_path / "ready"}
     )
