@@ -23,4 +23,4 @@ def hash_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
     from muster.inference import loading
 
-    monkeypatch.setattr(loading, "load_transformers", lambda *_: lambda *_: HashEngine())
+    monkeypatch.setattr(loading, "load_transformers", lambda *_, **__: lambda *_: HashEngine())

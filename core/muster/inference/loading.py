@@ -12,9 +12,16 @@ EngineLoader = Callable[[Dtype, str], InferenceEngine]
 """Makes an engine for a number format and a device. Imports torch: call it off the event loop."""
 
 
-def engine_of(options: Mapping[str, Any]) -> InferenceEngine:
-    """Return the engine that the flags of `engine_choice` name; raises ConfigError."""
-    load = load_as(options["engine"] or "transformers", options["threads"] or 1)
+def engine_of(options: Mapping[str, Any], *, silence_s: float | None = None) -> InferenceEngine:
+    """Return the engine that the flags of `engine_choice` name; raises ConfigError. With
+    `silence_s`, transformers is in a process of its own, too, which is started again after so many
+    seconds without a sign of life.
+    """
+    engine, threads = options["engine"] or "transformers", options["threads"] or 1
+    if engine == "transformers" and silence_s is not None:
+        load = load_transformers(threads, is_apart=True, silence_s=silence_s)
+    else:
+        load = load_as(engine, threads)
     return load(options["dtype"] or "float32", options["device"] or "cpu")
 
 

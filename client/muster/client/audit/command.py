@@ -259,6 +259,7 @@ def _rerun(
     """Return the checks that verdicts run again equal those recorded, and that signers checked."""
     from muster.client.audit.outcome_table import tabulate
     from muster.client.audit.reexecution import Copies, draw, require_rows, rerun_verdicts
+    from muster.client.disputes.rerun import SILENCE_S
     from muster.inference.loading import engine_of
 
     if not options["evidence"]:
@@ -272,7 +273,7 @@ def _rerun(
     require_rows(rows, run_id)
     cache = HOME.expanduser() / "doctor" / "policies"
     copies = Copies(store, options["relay"], cache, options["orchestrator"])
-    engine = engine_of(options)
+    engine = engine_of(options, silence_s=SILENCE_S)
 
     def show(done: int, of: int, line: str) -> None:
         click.echo(printable(f"{done}/{of} {line}"), err=True)

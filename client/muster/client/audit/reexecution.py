@@ -11,6 +11,7 @@
 """
 
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
@@ -42,6 +43,7 @@ from muster.client.disputes.bundle_checks import (
 )
 from muster.client.disputes.cases import ruling_words
 from muster.client.disputes.rerun import (
+    SILENCE_S,
     Rerun,
     claim_at,
     hold,
@@ -98,10 +100,10 @@ HOW_NONE = "nothing does: the evidence of one file neither proves nor contradict
 HOW_MACHINE = "free memory and disk on this machine, and audit it again"
 """What can be done when this machine failed, which contradicts nobody."""
 HOW_ENGINE = (
-    "policy {version} does not load with this engine: try --engine vllm, another --device or "
-    "another machine"
+    "policy {version} does not load or answer with this engine: try --engine vllm, another "
+    "--device or another machine"
 )
-"""What can be done when an engine loads no policy of that version."""
+"""What can be done when an engine does not load the policy of that version, or hangs with it."""
 T = TypeVar("T")
 Progress = Callable[[int, int, str], None]
 """Called after each outcome: how many were run again, of how many, and the last one's result."""
@@ -201,6 +203,8 @@ class Rejudge:
         engine: InferenceEngine,
         decoder: FileDecoder,
         folder: Path,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.table = tabulate(history.ledger)
         self.proofs = CheckingProofs(run, history.domain, copies.store, copies.orchestrator)
@@ -210,6 +214,9 @@ class Rejudge:
         self._copies, self._engine, self._folder = copies, engine, folder
         self._decoder = decoder
         self._rules: Rules | None = None
+        self._clock = clock
+        self._given_up: dict[PolicyVersion, str] = {}
+        """Policies that the engine does not load, or that it hangs with, and what it said."""
         self._held: tuple[PolicyVersion, Path] | None = None
         """The last policy that was needed, and its verified folder."""
         self._conducts: dict[tuple[Hash32, Hash32], Conduct] = {}
@@ -233,6 +240,7 @@ class Rejudge:
         reason = reason_of(record, ruling)
         if reason in NOT_OF_ONE_FILE and reason is not Reason.SAMPLER_DRIFT:
             return NotRerun(batch.batch_id, position, NOT_OF_ONE_FILE[reason], HOW_NONE)
+        began = self._clock()
         try:
             entries, data = self._evidence(batch, record.file_hash, reason)
             self._rules = self._rules or self._read_rules()
@@ -246,8 +254,7 @@ class Rejudge:
         except EncodingError as error:
             return at_outcomes(batch, Kind.EVIDENCE_ALTERED, str(error), position)
         except EngineError as error:
-            is_held = self._engine.policy_version == record.policy_version
-            how = HOW_MACHINE if is_held else HOW_ENGINE.format(version=record.policy_version)
+            how = self._blame(str(error), self._clock() - began)
             return NotRerun(batch.batch_id, position, str(error), how)
         if problems:
             return at_outcomes(batch, Kind.VERDICT_WRONG, problems, position)
@@ -258,6 +265,18 @@ class Rejudge:
                 f"{ruling_words(ruling)}, as the evidence gives"
             )
         return None
+
+    def _blame(self, error: str, took_s: float) -> str:
+        """Return what can be done about an engine that failed; a policy that hangs or does not load
+        is not tried again. One that fails soon is: the file may be to blame.
+        """
+        if self._held is None:
+            return HOW_MACHINE
+        version, _ = self._held
+        if self._engine.policy_version == version and took_s < SILENCE_S:
+            return HOW_MACHINE
+        self._given_up[version] = error
+        return HOW_ENGINE.format(version=version)
 
     def _ruling(self, batch: BatchView, position: int) -> int | None:
         """Return the ruling of a jury that stands, as a number; None when validators' record
@@ -316,6 +335,8 @@ class Rejudge:
         """Return a policy's verified folder; None if it was never published."""
         if version not in self._run.checkpoints:
             return None
+        if version in self._given_up:
+            raise Missing(self._given_up[version], HOW_ENGINE.format(version=version))
         if self._held is None or self._held[0] != version:
             self._held = version, await self._verified(version)
         return self._held[1]

@@ -40,7 +40,7 @@ from muster.client.disputes.bundle_checks import (
     read_manifest,
     recorded_of,
 )
-from muster.client.disputes.rerun import claim_at, recompute
+from muster.client.disputes.rerun import SILENCE_S, claim_at, recompute
 from muster.client.run_documents import require_consistent
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.judging import Rules
@@ -179,7 +179,7 @@ async def _recompute(
         calibration=Calibration.from_bytes(bundle.part(CALIBRATION) or b""),
     )
     require_consistent(rules)
-    engine = engine_of(options)
+    engine = engine_of(options, silence_s=SILENCE_S)
     claim = claim_of(evidence, facts)
     data = require_file(bundle.part(SUBMISSION), claim.submission.file_hash)
     async with FileDecoder() as decoder:

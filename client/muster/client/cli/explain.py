@@ -183,7 +183,7 @@ async def _rerun(
 ) -> Rerun:
     from muster.api import OrchestratorApi
     from muster.client.disputes.bundle import Contents
-    from muster.client.disputes.rerun import claim_at, read_submission, recompute
+    from muster.client.disputes.rerun import SILENCE_S, claim_at, read_submission, recompute
     from muster.client.run_documents import TASK_SETS, read_rules, require_consistent
     from muster.client.validator.checking_proofs import who_checked
     from muster.client.validator.decoding import FileDecoder
@@ -202,7 +202,7 @@ async def _rerun(
         named = await api.run_info(run.run_id)
         checking = await _checking(api, batch)
     relays = tuple(options["relay"]) or named.policy_sources
-    engine = engine_of(options)
+    engine = engine_of(options, silence_s=SILENCE_S)
     async with Fetcher(
         relays,
         _state_dir(options) / "policies",

@@ -39,6 +39,11 @@ from muster.settings import read_file
 from muster.shardcast.delta_layout import require_finite
 from muster.toploc.sequential_test import Conduct
 
+SILENCE_S = 600.0
+"""Seconds after which a silent engine with a stranger's policy is started again: a CPU may take
+minutes for the samples between two signs of life.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Rerun:

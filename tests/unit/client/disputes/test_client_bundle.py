@@ -187,7 +187,7 @@ class Decoder:
 @pytest.fixture
 def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
     monkeypatch.setattr(decoding, "FileDecoder", Decoder)
-    monkeypatch.setattr(loading, "load_transformers", lambda *_: lambda *_: HashEngine())
+    monkeypatch.setattr(loading, "load_transformers", lambda *_, **__: lambda *_: HashEngine())
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     return make_case(tmp_path, [tmp_path / "model.safetensors"], HashEngine(VERSION))
 

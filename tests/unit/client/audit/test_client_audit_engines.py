@@ -1,0 +1,159 @@
+"""Policies of strangers in an audit: one that hangs costs the audit no other version."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from worlds.client_chain import make_batch, make_view
+from worlds.client_world import (
+    CALIBRATION,
+    DOMAIN,
+    RECIPE,
+    RUN,
+    TASK_SET,
+    VERSION,
+    HashEngine,
+    as_claimed,
+    make_entry,
+    make_rollouts,
+    make_submission,
+    make_ticket,
+)
+from worlds.validator_bench import PlainDecoder
+
+from muster.client.audit.contradictions import NotRerun
+from muster.client.audit.evidence import EvidenceFolders
+from muster.client.audit.reexecution import HOW_ENGINE, HOW_MACHINE, Copies, Rejudge
+from muster.client.disputes.rerun import SILENCE_S
+from muster.inference.loading import engine_of
+from muster.inference.transformers_engine import TransformersEngine
+from muster.inference.vllm.engine import ProcessEngine
+from muster.protocol.errors import EngineError
+from muster.protocol.ids import PolicyVersion
+from muster.protocol.prompts import Prompt
+from muster.protocol.rollouts import encode_rollouts
+from muster.shardcast import ChunkStore
+
+NEXT = PolicyVersion(VERSION + 1)
+
+
+class Hanging(HashEngine):
+    """Its tokenizer hangs with one version, or that version does not load: then it fails."""
+
+    def __init__(self, silent_s: float, *, loads: bool = True) -> None:
+        super().__init__()
+        self.silent_s, self.loads = silent_s, loads
+        self.now = 0.0
+        self.tries = 0
+
+    def load_policy(self, folder: Path, version: PolicyVersion) -> None:
+        if version == VERSION and not self.loads:
+            self._hang()
+        super().load_policy(folder, version)
+
+    def encode(self, text: Prompt, *, is_start: bool = True) -> tuple[int, ...]:
+        if self.policy_version == VERSION:
+            self._hang()
+        return super().encode(text, is_start=is_start)
+
+    def _hang(self) -> None:
+        self.tries += 1
+        self.now += self.silent_s
+        raise EngineError("the engine's process failed 4 times in a row")
+
+
+class Audit:
+    """An audit of four outcomes, two of each version, whose evidence is whole."""
+
+    def __init__(self, folder: Path, engine: Hanging) -> None:
+        view = make_view()
+        run = view.runs[RUN]
+        config = run.config
+        config.recipe_hash, config.calibration_hash = RECIPE.hash(), CALIBRATION.hash()
+        config.task_set_hash = TASK_SET.hash()
+        for document in (RECIPE, CALIBRATION):
+            (folder / document.hash().hex()).write_bytes(document.to_bytes())
+        (folder / TASK_SET.hash().hex()).write_bytes(TASK_SET.to_bytes())
+        for version in (VERSION, NEXT):
+            root = publish(folder, version)
+            run.checkpoints[version] = replace_in(run.checkpoints[VERSION], version, root)
+            for index in (0, 1):
+                number = 2 * (version - VERSION) + index + 1
+                ticket = make_ticket(index=number, policy_version=version, policy_root=root)
+                rows = make_rollouts(ticket, version)
+                submission = make_submission(ticket, rows)
+                name = submission.file_hash.hex()
+                (folder / f"{name}.parquet").write_bytes(encode_rollouts(rows))
+                (folder / f"{name}.json").write_text(
+                    make_entry(ticket, submission).model_dump_json()
+                )
+                record = as_claimed(submission, 5)
+                view.batches[number] = make_batch(number, [submission], [record])
+        history: Any = SimpleNamespace(ledger=view, domain=DOMAIN)
+        decoder: Any = PlainDecoder()
+        copies = Copies(EvidenceFolders([folder]))
+        self.judge = Rejudge(
+            history, run, copies, engine, decoder, folder, clock=lambda: engine.now
+        )
+
+    def results(self) -> list[str]:
+        """Why each outcome cannot be run again; empty for one that agrees."""
+
+        async def all_of() -> list[Any]:
+            return [await self.judge.outcome(row) for row in range(4)]
+
+        found = asyncio.run(all_of())
+        assert all(each is None or isinstance(each, NotRerun) for each in found), found
+        return ["" if each is None else each.how for each in found]
+
+
+def publish(folder: Path, version: PolicyVersion) -> Any:
+    weights = folder / f"v{version}"
+    weights.mkdir()
+    (weights / "model.safetensors").write_text(f"policy {version}")
+    manifest = ChunkStore(folder / f"store-{version}").publish(
+        {"model.safetensors": weights / "model.safetensors"},
+        run_id=RUN,
+        version=version,
+        stream_from=0,
+        stream_to=0,
+        sign=lambda _root: bytes(65),
+    )
+    (folder / f"manifest-{version}").write_bytes(manifest.to_bytes())
+    return manifest.root()
+
+
+def replace_in(checkpoint: Any, version: PolicyVersion, root: Any) -> Any:
+    return SimpleNamespace(**vars(checkpoint) | {"version": version, "manifest_root": root})
+
+
+def test_a_policy_that_hangs_is_tried_once_and_the_next_version_is_judged(tmp_path: Path) -> None:
+    engine = Hanging(SILENCE_S)
+    how = HOW_ENGINE.format(version=VERSION)
+    assert Audit(tmp_path, engine).results() == [how, how, "", ""]
+    assert engine.tries == 1
+
+
+def test_a_policy_that_does_not_load_is_loaded_once(tmp_path: Path) -> None:
+    engine = Hanging(1.0, loads=False)
+    how = HOW_ENGINE.format(version=VERSION)
+    assert Audit(tmp_path, engine).results() == [how, how, "", ""]
+    assert engine.tries == 1
+
+
+def test_an_engine_that_fails_soon_is_tried_for_every_outcome(tmp_path: Path) -> None:
+    """A worker's submission that ends the process hides no other of its version."""
+    engine = Hanging(SILENCE_S - 1)
+    assert Audit(tmp_path, engine).results() == [HOW_MACHINE, HOW_MACHINE, "", ""]
+    assert engine.tries == 2
+
+
+def test_policies_of_strangers_are_loaded_in_a_process_of_their_own() -> None:
+    flags = {"engine": None, "threads": None, "dtype": None, "device": None}
+    apart = engine_of(flags, silence_s=SILENCE_S)
+    assert isinstance(apart, ProcessEngine)
+    assert apart.pid is None
+    assert isinstance(engine_of(flags), TransformersEngine)
