@@ -1,11 +1,13 @@
 """A run's documents fit together, or its creation names the one that does not fit."""
 
 import re
+import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from muster.inference import Completion
 from muster.protocol.errors import ConfigError
@@ -96,3 +98,21 @@ def test_the_time_of_a_check_is_measured_on_completions_of_the_model() -> None:
     assert [len(each.prompt_tokens) for each in engine.seen] == lengths
     assert found.prompt_tokens == sum(lengths) / 4
     assert found.per_token_s >= 0.02 / (sum(lengths) + 40)
+
+
+@pytest.mark.parametrize("change", [None, "a number", "the format"])
+def test_tied_head_that_is_stored_twice_must_be_the_embeddings(
+    model_folder: Path, tmp_path: Path, change: str | None
+) -> None:
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    head = weights["model.embed_tokens.weight"].clone()
+    if change == "a number":
+        head[0, 0] += 1
+    weights["lm_head.weight"] = head.bfloat16() if change == "the format" else head
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    if change is None:
+        assert "model.safetensors" in create.model_files(folder)
+    else:
+        with pytest.raises(ConfigError, match=r"lm_head.weight .* model.embed_tokens.weight"):
+            create.model_files(folder)

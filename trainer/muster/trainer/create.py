@@ -12,7 +12,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,7 @@ from muster.toploc.wire import chunk_shapes
 from muster.trainer.config import TrainerSettings, load_recipe
 from muster.trainer.economics import cheats_of, read_fixed, refuse_unsafe, terms_of
 from muster.trainer.ports import PolicyRoots
-from muster.trainer.publish.policies import BASE, eos_token_ids, policy_files
+from muster.trainer.publish.policies import BASE, MappedWeights, eos_token_ids, policy_files
 from muster.trainer.publish.publisher import Publisher
 
 if TYPE_CHECKING:
@@ -257,9 +257,34 @@ def model_files(folder: Path) -> dict[str, Path]:
         )
     require_one_reading(folder)
     with as_engine_error(f"policy folder {folder} does not load"):
-        require_fixed_positions(read_config(folder))
+        config = read_config(folder)
+        require_fixed_positions(config)
     eos_token_ids(folder)
+    with as_engine_error(f"policy folder {folder} does not load"):
+        twins = _unequal_twins(config, files)
+    if twins:
+        raise ConfigError(
+            f"{' and '.join(twins)} of {folder} differ, but its config.json ties them: engines "
+            "would compute with one or with both",
+            hint="set tie_word_embeddings to false in config.json, or remove one of the two",
+        )
     return files
+
+
+def _unequal_twins(config: Any, files: Mapping[str, Path]) -> tuple[str, ...]:
+    """Return the names of two weights of a model that are tied and yet stored with two values."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    weights = MappedWeights(path for name, path in files.items() if name.endswith(".safetensors"))
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    for names in model.all_tied_weights_keys.items():
+        if all(name in weights for name in names):
+            first, second = (weights[name] for name in names)
+            if first.dtype != second.dtype or not torch.equal(first, second):
+                return tuple(names)
+    return ()
 
 
 def check_documents(plan: RunPlan) -> Documents:

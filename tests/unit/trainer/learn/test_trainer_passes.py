@@ -14,7 +14,13 @@ from muster.protocol.ids import PolicyVersion
 from muster.trainer.learn.logprob import head_of, token_logprobs
 from muster.trainer.learn.packing import TrainingSample, pack
 from muster.trainer.learn.passes import ComputeType, Known, Passes
-from muster.trainer.learn.persistence import load_weights, named_weights, standing_in
+from muster.trainer.learn.persistence import (
+    Weights,
+    load_base,
+    load_weights,
+    named_weights,
+    standing_in,
+)
 from muster.trainer.learn.recompute import Recompute, recompute
 
 
@@ -140,6 +146,49 @@ def test_weights_in_training_come_back_when_a_version_does_not_fit(model_folder:
     other.popitem()
     with pytest.raises(ValueError, match="weights differ"), standing_in(model, other):
         pass
+
+
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+
+def _named_otherwise(weights: Weights, *, twice: bool) -> dict[str, torch.Tensor]:
+    """Weights whose tied head is stored as the head too, or as the head alone."""
+    found = {**weights, HEAD: weights[EMBEDDING]}
+    if not twice:
+        del found[EMBEDDING]
+    return found
+
+
+@pytest.mark.parametrize("twice", [True, False])
+def test_tied_head_may_be_stored_under_either_name(
+    model_folder: Path, base: Weights, twice: bool
+) -> None:
+    world, samples = World(model_folder), _samples(0, 0)
+    own = {name: value.clone() for name, value in named_weights(world.trained).items()}
+    stored = _named_otherwise(base, twice=twice)
+    with torch.no_grad():
+        for weight in world.trained.parameters():
+            weight *= 2
+        with standing_in(world.trained, stored):
+            _same(world.trained, own)
+        load_base(world.trained, stored)
+    _same(world.trained, own)
+    # No pass is needed for weights that are those of the model.
+    world.passes = Passes(world.trained, lambda _: stored, temperature=0.8, micro_batch_tokens=1000)
+    (known,) = _known(world, samples)
+    assert [each.behaviour for each in known] == [None, None]
+    del stored[HEAD]
+    if twice:
+        load_base(world.trained, stored)
+    else:
+        with pytest.raises(ValueError, match=r"weights differ in \['model.embed_tokens.weight'\]"):
+            load_base(world.trained, stored)
+
+
+def _same(model: Any, expected: Weights) -> None:
+    found = named_weights(model)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
 def _backward(world: World, samples: list[TrainingSample]) -> torch.Tensor:

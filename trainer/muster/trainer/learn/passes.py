@@ -37,6 +37,7 @@ from muster.trainer.learn.packing import MicroBatch, TrainingSample, pack
 from muster.trainer.learn.persistence import (
     Weights,
     adapter_off,
+    by_own_names,
     is_adapted,
     merged_in,
     named_weights,
@@ -270,16 +271,13 @@ class Passes:
     def _is_current(self, weights: Weights | None) -> bool:
         """Tell whether a version's weights equal the model's, in the compute format."""
         # A base with its adapter beside it differs from the merged weights by rounding.
-        if is_adapted(self._computing.model):
+        if weights is None or is_adapted(self._computing.model):
             return False
         own = named_weights(self._computing.model)
-        return (
-            weights is not None
-            and own.keys() == weights.keys()
-            and all(
-                torch.equal(weights[name].to(value.device, value.dtype), value)
-                for name, value in own.items()
-            )
+        weights = by_own_names(self._computing.model, weights)
+        return own.keys() == weights.keys() and all(
+            torch.equal(weights[name].to(value.device, value.dtype), value)
+            for name, value in own.items()
         )
 
 

@@ -45,6 +45,19 @@ def named_weights(model: Any) -> dict[str, Tensor]:
     return {name: value for name, value in model.state_dict().items() if name not in tied}
 
 
+def by_own_names(model: Any, weights: Weights) -> Weights:
+    """Return a policy's weights by the names of `named_weights`; its files may hold a tied weight
+    under its other name, or under both.
+    """
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    twins = {twin: name for twin, name in tied.items() if twin in weights}
+    if not twins:
+        return weights
+    # transformers ties only what the base's files hold with equal values.
+    found = {name: weights[name] for name in weights if name not in twins}
+    return {name: weights[twin] for twin, name in twins.items()} | found
+
+
 def trained_weights(model: Any) -> dict[str, Tensor]:
     """Return what training changes of a model: its adapter if it has one, else all weights."""
     return adapter_weights(model) or named_weights(model)
@@ -55,11 +68,12 @@ def load_weights(model: Any, weights: Weights | None) -> None:
 
     On all ranks of a team together; only rank 0 gives the weights, others get their shards.
     """
-    _load_each(trained_weights(model), weights)
+    _load_each(model, trained_weights(model), weights)
 
 
-def _load_each(own: Weights, weights: Weights | None) -> None:
+def _load_each(model: Any, own: Weights, weights: Weights | None) -> None:
     if weights is not None:
+        weights = by_own_names(model, weights)
         _check_names(own, weights)
     with torch.no_grad():
         for name, value in own.items():
@@ -73,7 +87,7 @@ def load_base(model: Any, weights: Weights | None) -> None:
         for name, value in named_weights(model).items()
         if f".{_NAME}." not in name
     }
-    _load_each(own, weights)
+    _load_each(model, own, weights)
 
 
 @contextmanager
@@ -86,6 +100,7 @@ def standing_in(model: Any, weights: Weights | None) -> Iterator[None]:
     """
     names = named_weights(model)
     if weights is not None:
+        weights = by_own_names(model, weights)
         _check_names(names, weights)
     tensors = dict(model.named_parameters(remove_duplicate=False))
     tensors |= dict(model.named_buffers(remove_duplicate=False))
