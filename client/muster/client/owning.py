@@ -13,13 +13,11 @@ from typing import Any
 from muster.chain import Chain, ChainView, PauseCause, Receipt, RewardClaim, RunTerms, RunView
 from muster.client.preflight import require_ordered_slashes
 from muster.client.quantities import format_duration, format_slashes, format_time, format_tokens
-from muster.client.rewards import PARALLEL_CALLS
+from muster.client.rewards import PARALLEL_CALLS, STEP_BYTES as STEP_BYTES
 from muster.protocol.errors import ConfigError, ContractRevert, NotYet
 from muster.protocol.ids import Address, Hash32
 from muster.protocol.messages import Verdict
 
-STEP_BYTES = 600
-"""Upper bound of a signed transaction's bytes."""
 FUND_GAS = 150_000
 """Upper bound of the gas for paying in: the node cannot estimate it before the approval is
 mined."""

@@ -9,14 +9,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from muster.chain import BatchView, Chain, ChainView, OutcomeProof, RewardClaim
-from muster.client.quantities import format_tokens
+from muster.chain import BatchView, Chain, ChainView, OutcomeProof, Receipt, RewardClaim
+from muster.client.quantities import format_coins, format_tokens
 from muster.protocol.errors import ContractRevert
 from muster.protocol.ids import Address, RunId
 from muster.protocol.messages import OutcomeRecord, Verdict
 
 CLAIM_SIZE = 100
 """Outcomes claimed in one transaction: about 1 million gas."""
+STEP_BYTES = 600
+"""Upper bound of a signed transaction's bytes, without its lists."""
 PARALLEL_CALLS = 16
 """Most parallel requests to the RPC endpoint."""
 _ALL_PAID = "EscrowAllPaid"
@@ -120,21 +122,27 @@ async def find_earnings(chain: Chain, view: ChainView, run_id: RunId, worker: Ad
     )
 
 
-async def claim(chain: Chain, earnings: Earnings, *, size: int = CLAIM_SIZE) -> list[str]:
-    """Claim everything claimable, `size` outcomes per transaction; return the transactions.
+async def claim(chain: Chain, earnings: Earnings, *, size: int = CLAIM_SIZE) -> list[Receipt]:
+    """Claim everything claimable, `size` outcomes per transaction; return the receipts.
 
     Anyone may claim for the worker. What somebody has claimed meanwhile is passed over.
     """
-    transactions = []
+    receipts = []
     for part in _parts(earnings.claimable, size):
         try:
-            receipt = await chain.escrow.claim(list(_claims(part)))
+            receipts.append(await chain.escrow.claim(list(_claims(part))))
         except ContractRevert as error:
             if error.name != _ALL_PAID:
                 raise
-        else:
-            transactions.append(receipt.tx_hash)
-    return transactions
+    return receipts
+
+
+def size_of_claims(earnings: Earnings) -> int:
+    """Return an upper bound of the signed bytes of all claims."""
+    return sum(
+        STEP_BYTES + 32 * (len(claimed.positions) + len(claimed.siblings))
+        for claimed in _claims(earnings.claimable)
+    )
 
 
 def _claims(earnings: Sequence[Earning]) -> Iterator[RewardClaim]:
@@ -147,9 +155,9 @@ def _claims(earnings: Sequence[Earning]) -> Iterator[RewardClaim]:
 
 
 def describe_earnings(
-    earnings: Earnings, worker: Address, transactions: Sequence[str]
+    earnings: Earnings, worker: Address, transactions: Sequence[str], *, cost_wei: int = 0
 ) -> dict[str, Any]:
-    """Return earnings as JSON values, as of after the claims in `transactions`."""
+    """Return earnings as JSON values, as of after the claims in `transactions` at this cost."""
     report: dict[str, Any] = {"run": earnings.run_id, "worker": worker}
     if transactions:
         report["claimed_slots"] = len(earnings.claimable)
@@ -162,6 +170,7 @@ def describe_earnings(
         report |= _amount(name, earnings.amount_wei(part))
     if transactions:
         report["transactions"] = list(transactions)
+        report["cost_wei"] = str(cost_wei)
     return report
 
 
@@ -184,6 +193,7 @@ def facts_of(found: dict[str, Any]) -> dict[str, Any]:
         "claimed": claimed,
         "to": f"{found['worker']}, its wallet" if claimed else None,
         "in": transactions,
+        "cost": f"{format_coins(int(found['cost_wei']))} for gas" if transactions else None,
         "worker": None if claimed else f"{found['worker']}, run {run}",
         "claimable": line("claimable", f": muster rewards claim --run {run} --keystore FILE")
         or "nothing now",

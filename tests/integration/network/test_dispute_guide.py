@@ -55,7 +55,7 @@ FRAUD, ACCEPTED = (
     Ruling(*each)
     for each in ((Verdict.FRAUD, Reason.WRONG_REWARD), (Verdict.ACCEPTED, Reason.NONE))
 )
-PAY = "muster rewards claim --run 1 --worker $WORKER --keystore node.json"
+PAY = "muster rewards claim --run 1 --worker $WORKER --keystore node.json --yes"
 
 
 class OneFile(WorkerLoop):

@@ -423,9 +423,9 @@ async def settle(
                 break
             await asyncio.sleep(STATUS_S)
         for member, earned in zip(network.cast.members, earnings, strict=True):
-            for transaction in await claim(chain, earned):
+            for receipt in await claim(chain, earned):
                 amount = earned.amount_wei(earned.claimable) / 10**18
-                progress.say(f"{member.name} was paid {amount:g} tokens  {transaction}")
+                progress.say(f"{member.name} was paid {amount:g} tokens  {receipt.tx_hash}")
 
 
 async def _is_settled(network: Network, view: ChainView) -> bool:

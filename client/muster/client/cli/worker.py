@@ -18,6 +18,7 @@ from muster.chain import (
     Chain,
     ChainView,
     MemberView,
+    Receipt,
     RunView,
     WorkerView,
     find_worker,
@@ -29,6 +30,8 @@ from muster.client.cli.options import (
     FILE,
     PASSWORD_HELP,
     account_of,
+    acting_options,
+    agree,
     begin_process,
     devices_option,
     endpoint,
@@ -39,17 +42,17 @@ from muster.client.cli.options import (
     run_option,
 )
 from muster.client.cli.printing import print_result
-from muster.client.cli.run import state_of, units_funded
+from muster.client.cli.run import lines_of, state_of, units_funded
 from muster.client.cli.stake import rejoin
 from muster.client.cli.submit_direct import submit_direct
-from muster.client.preflight import find_run
+from muster.client.preflight import find_run, money_for, require_gas
 from muster.client.quantities import format_duration, format_time, format_tokens
 from muster.client.rewards import Earnings, find_earnings
 from muster.client.settings import WorkerSettings
 from muster.lifecycle import run_until_stopped
 from muster.protocol.errors import ApiError, ConfigError
 from muster.protocol.ids import Address, RunId
-from muster.wallet import Wallet, keystore_address
+from muster.wallet import keystore_address
 
 
 @click.command()
@@ -58,9 +61,12 @@ from muster.wallet import Wallet, keystore_address
 @click.option("--worker", metavar="ADDRESS", help="The worker's address. [default: the keystore's]")
 @click.option("--keystore", type=FILE, help="Sends the claims and pays their gas; any account.")
 @click.option("--password-file", type=FILE, help=PASSWORD_HELP)
-@looking_options
+@click.option("--dry-run", is_flag=True, help="Say what a claim pays and costs; send nothing.")
+@acting_options
 def rewards(action: str, keystore: Path | None, password_file: Path | None, **options: Any) -> None:
     """Show or claim what a worker has earned. Rewards are always paid to the worker.
+
+    A claim says what it pays and costs, and asks once.
 
     \b
     Examples:
@@ -72,25 +78,57 @@ def rewards(action: str, keystore: Path | None, password_file: Path | None, **op
             "a claim needs --keystore",
             hint="give --keystore FILE: any account that can pay gas will do",
         )
-    sender = open_keystore(keystore, password_file) if keystore and action == "claim" else None
+    payer = key = None
+    if action == "claim" and keystore is not None:
+        payer = keystore_address(keystore)
+        key = None if options["dry_run"] else open_keystore(keystore, password_file).key
     worker = options["worker"]
     if worker is None:
         if keystore is None:
             raise ConfigError("no worker is named", hint="give --worker ADDRESS or --keystore FILE")
         worker = keystore_address(keystore)
-    asyncio.run(_rewards(sender, worker, options))
+    asyncio.run(_rewards(payer, key, worker, options))
 
 
-async def _rewards(sender: Wallet | None, worker: str, options: dict[str, Any]) -> None:
-    key = sender.key if sender else None
+async def _rewards(
+    payer: Address | None, key: bytes | None, worker: str, options: dict[str, Any]
+) -> None:
     async with await Chain.connect(*endpoint(options), key=key) as chain:
         view = await read_view(chain, ChainView())
         find_run(view, options["run"])
         account = find_worker(view, worker).address
         earnings = await find_earnings(chain, view, RunId(options["run"]), account)
-        transactions = await earning.claim(chain, earnings) if sender else []
-    report = earning.describe_earnings(earnings, account, transactions)
+        receipts = await _claim(chain, payer, earnings, options) if payer else []
+    report = earning.describe_earnings(
+        earnings,
+        account,
+        [receipt.tx_hash for receipt in receipts],
+        cost_wei=sum(receipt.cost_wei for receipt in receipts),
+    )
     print_result(report, options["as_json"], earning.facts_of(report))
+
+
+async def _claim(
+    chain: Chain, payer: Address, earnings: Earnings, options: dict[str, Any]
+) -> list[Receipt]:
+    """Say what the claims pay and cost, ask, and send them; a dry run only says it."""
+    rehearsed = await earning.claim(chain.rehearsed_by(payer), earnings)
+    if not rehearsed:
+        return []
+    gas = sum(receipt.gas_used for receipt in rehearsed)
+    money = await money_for(chain, gas, earning.size_of_claims(earnings))
+    pay = format_tokens(earnings.amount_wei(earnings.claimable))
+    words = {
+        "pays": f"{pay} tokens to the worker, for {len(earnings.claimable)} submissions",
+        "gas": f"about {gas:,} for RewardEscrow.claim: {money} of the chain's coin",
+    }
+    click.echo("\n".join(lines_of(words)), err=True)
+    if options["dry_run"]:
+        click.echo("nothing was sent", err=True)
+        return []
+    await require_gas(chain, payer, "rewards claim", money)
+    agree("Claim?", options)
+    return await earning.claim(chain, earnings)
 
 
 @click.group()

@@ -439,12 +439,13 @@ async def test_a_claim_says_what_was_claimed_for_whom_and_where() -> None:
     view = make_view([make_record(0), make_record(1)])
     chain: Any = FakeLedger(view)
     earnings = await find_earnings(chain, view, RUN, WORKER)
-    report = describe_earnings(earnings, WORKER, ["0xab"])
+    report = describe_earnings(earnings, WORKER, ["0xab"], cost_wei=2 * 10**15)
     assert (report["claimed_slots"], report["claimable_slots"], report["paid_slots"]) == (2, 0, 2)
     assert (report["claimed_wei"], report["claimable_wei"]) == ("600", "0")
     facts = facts_of(report)
     assert facts["claimed"] == f"0.0000000000000006 tokens for 2 submissions of run {RUN}"
     assert facts["to"] == f"{WORKER}, its wallet"
     assert facts["in"] == ["0xab"]
+    assert (report["cost_wei"], facts["cost"]) == ("2000000000000000", "0.002 for gas")
     assert facts["claimable"] == "nothing now"
     assert facts["paid"] == "0.0000000000000006 tokens for 2 submissions in all"
