@@ -6,6 +6,7 @@ submissions are signed.
 
 import asyncio
 import logging
+import math
 import os
 from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -304,7 +305,9 @@ class CaseJudge:
             return
         # A failed load leaves the engine without a policy.
         self._loaded = None
-        await self._attended(asyncio.to_thread(self.engine.load_policy, folder, wanted[1]))
+        # One that goes on loading would replace the policy of the next case.
+        loading = asyncio.to_thread(self.engine.load_policy, folder, wanted[1])
+        await self._attended(loading, grades=False)
         self._loaded = wanted
 
     @asynccontextmanager
@@ -321,10 +324,10 @@ class CaseJudge:
         finally:
             self._turn.release()
 
-    async def _attended(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _attended(self, work: Coroutine[Any, Any, T], *, grades: bool = True) -> T:
         """Return the result of work with the engine. The engine is stopped, and the work has ended
-        or needs no engine, when its case is given up, or when its turn is over and others wait:
-        raises EngineError.
+        or, if it `grades`, is in a verifier, when its case is given up, or when its turn is over
+        and others wait: raises EngineError.
         """
         given_up, context = Event(), copy_context()
         context.run(GIVEN_UP.set, given_up)
@@ -338,16 +341,17 @@ class CaseJudge:
                     )
         except BaseException:
             given_up.set()
-            await finished(asyncio.create_task(self._stop(task)))
+            patience_s = STOP_S if grades else math.inf
+            await finished(asyncio.create_task(self._stop(task, patience_s)))
             raise
         return task.result()
 
-    async def _stop(self, task: asyncio.Task[Any]) -> None:
+    async def _stop(self, task: asyncio.Task[Any], patience_s: float) -> None:
         """Return once work with the engine has ended, or is in a verifier: nothing interrupts its
         thread, which grades no other answer.
         """
         self._loaded = None
-        stop_ends = asyncio.get_running_loop().time() + STOP_S
+        stop_ends = asyncio.get_running_loop().time() + patience_s
         while not task.done():
             if isinstance(self.engine, ProcessEngine):
                 await asyncio.to_thread(self.engine.stop)

@@ -449,6 +449,43 @@ async def test_verifier_that_hangs_delays_no_vote_and_no_other_case(
     assert graded.count(graded[0]) == 1
 
 
+async def test_policy_that_is_still_loaded_after_a_stop_replaces_no_other(
+    world: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shown = world(ROWS, REJECTED)
+    judge, run, loop = shown.judge(), shown.view.runs[RUN], asyncio.get_running_loop()
+    later = PolicyVersion(VERSION + 1)
+    run.checkpoints[later] = run.checkpoints[VERSION]
+    ends, loaded, holds = threading.Event(), list[PolicyVersion](), asyncio.Event()
+
+    def load_policy(_folder: Path, version: PolicyVersion) -> None:
+        if version == VERSION:
+            loop.call_soon_threadsafe(holds.set)
+            ends.wait()
+        loaded.append(version)
+
+    async def fetch(*_: Any) -> Path:
+        return tmp_path
+
+    async def use(version: PolicyVersion) -> None:
+        async with judge._policy(run, version, None):  # type: ignore[arg-type]
+            pass
+
+    judge.engine = SimpleNamespace(policy_version=0, load_policy=load_policy)  # type: ignore[assignment]
+    judge._loaded = None
+    monkeypatch.setattr(CaseJudge, "_fetch", fetch)
+    monkeypatch.setattr(judging, "STOP_S", 0.0)
+    monkeypatch.setattr(judging, "LOOK_S", 0.01)
+    hanging = asyncio.create_task(use(VERSION))
+    await holds.wait()
+    hanging.cancel()
+    other = asyncio.create_task(use(later))
+    await asyncio.wait([hanging, other], timeout=0.2)
+    ends.set()
+    await asyncio.wait([hanging, other])
+    assert loaded == [VERSION, later]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="limits are read in /proc")
 def test_process_that_reads_policies_of_strangers_has_a_memory_limit(tmp_path: Path) -> None:
     engine = make_engine(JurorSettings(state_dir=tmp_path))
