@@ -28,16 +28,19 @@ _TRAINED_AT_ONCE = 1 << 22
 
 
 def weights(change: WeightChange) -> Substitution:
-    """Every weight tensor changed."""
+    """Every weight tensor changed. The host keeps the model's own: a device may have no room for
+    them.
+    """
 
     @contextmanager
     def substitution(model: Any, seed: int) -> Iterator[None]:
         random = torch.Generator().manual_seed(seed)
-        own = [(weight, weight.detach().clone()) for weight in model.parameters()]
+        own = list[tuple[Any, torch.Tensor]]()
         try:
             with torch.no_grad():
-                for weight, kept in own:
-                    weight.copy_(change(kept, random))
+                for weight in model.parameters():
+                    own.append((weight, weight.detach().to("cpu", copy=True)))
+                    weight.copy_(change(weight.detach(), random))
             yield
         finally:
             with torch.no_grad():
@@ -88,12 +91,13 @@ def trained(samples: Sequence[Sequence[int]], steps: int, learning_rate: float) 
     """A neighbour version: optimiser steps of a policy gradient with random advantages.
 
     Adam on a float32 copy, rounded to the model's format, as a trainer publishes. Each sample is a
-    prompt and its completion in one sequence.
+    prompt and its completion in one sequence. Gradients, copy and moments are on the host, with
+    several steps 14 bytes a weight besides the model's own.
     """
 
     @contextmanager
     def substitution(model: Any, seed: int) -> Iterator[None]:
-        with weights(lambda kept, _random: kept)(model, seed):
+        with weights(lambda weight, _random: weight)(model, seed):
             _train(model, samples, steps, learning_rate, seed)
             yield
 
@@ -176,20 +180,37 @@ def _train(
     shortest = min(_TRAINING_TOKENS, *(len(sample) for sample in samples))
     tokens = torch.tensor([list(sample[-shortest:]) for sample in samples], device=live[0].device)
     optimizers: list[dict[int, torch.optim.Adam]] = [{} for _ in live]
+    gradients: dict[torch.Tensor, torch.Tensor] = {}
+    hooks = []
     try:
         for weight in live:
             weight.requires_grad_(True)
+            hooks.append(weight.register_post_accumulate_grad_hook(_taking_off(gradients)))
         for step in range(steps):
             rows = torch.randint(len(tokens), (_TRAINING_BATCH,), generator=random)
             advantages = torch.randint(0, 2, (_TRAINING_BATCH,), generator=random) * 2.0 - 1
             _add_gradient(model, tokens[rows], advantages)
             for weight, own in zip(live, optimizers, strict=True):
-                if weight.grad is not None:
-                    _descend(weight, own, learning_rate, is_last=step == steps - 1)
+                if (gradient := gradients.pop(weight, None)) is not None:
+                    _descend(weight, gradient, own, learning_rate, is_last=step == steps - 1)
     finally:
+        for hook in hooks:
+            hook.remove()
         for weight in live:
             weight.requires_grad_(False)
             weight.grad = None
+
+
+def _taking_off(gradients: dict[torch.Tensor, torch.Tensor]) -> Callable[[Any], None]:
+    """Return a hook that moves a weight's gradient to the host, and adds it to what is there."""
+
+    def take_off(weight: Any) -> None:
+        moved, weight.grad = weight.grad.to("cpu"), None
+        kept = gradients.setdefault(weight, moved)
+        if kept is not moved:
+            kept += moved
+
+    return take_off
 
 
 def _add_gradient(model: Any, tokens_BT: torch.Tensor, advantages_B: torch.Tensor) -> None:
@@ -206,6 +227,7 @@ def _add_gradient(model: Any, tokens_BT: torch.Tensor, advantages_B: torch.Tenso
 
 def _descend(
     weight: torch.Tensor,
+    gradient: torch.Tensor,
     optimizers: dict[int, torch.optim.Adam],
     learning_rate: float,
     *,
@@ -214,14 +236,14 @@ def _descend(
     """Take an optimiser step of one tensor, some rows at a time. A row's float32 copy and moments
     are kept in `optimizers`, by the first of the rows, only if there is a next step.
     """
-    assert weight.grad is not None  # the caller looked
-    gradient, weight.grad = weight.grad, None
     count = max(1, _TRAINED_AT_ONCE * len(weight) // weight.numel())
     for start in range(0, len(weight), count):
         rows = weight.detach()[start : start + count]
         optimizer = optimizers.pop(start, None)
         if optimizer is None:
-            optimizer = torch.optim.Adam([rows.float().clone()], lr=learning_rate)
+            optimizer = torch.optim.Adam(
+                [rows.to("cpu", torch.float32, copy=True)], lr=learning_rate
+            )
         if not is_last:
             optimizers[start] = optimizer
         (master,) = optimizer.param_groups[0]["params"]

@@ -1,10 +1,16 @@
 """Substitutions change a model's results, and can be undone."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from muster.inference import substitutes
 from muster.inference.substitutes import Substitution
@@ -74,6 +80,59 @@ def test_weights_that_are_trained_in_parts_move_alike(
             moved.append([weight.clone() for weight in engine.model.parameters()])
     for whole, in_parts in zip(*moved, strict=True):
         torch.testing.assert_close(in_parts, whole, rtol=1e-6, atol=0)
+
+
+HOST = torch.device("cpu")
+SHORT = [(1, 2), (3, 4)]
+"""Their activations are few beside the weights."""
+
+
+class DeviceBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's stub
+    """Lets torch's device `meta`, whose tensors have no content, stand for a GPU; counts the bytes
+    of the tensors on it that are alive.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's stub
+        self.alive = WeakValueDictionary[int, torch.UntypedStorage]()
+        self.peak = 0
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], _types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        options = kwargs or {}
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return True  # transformers asks whether positions are in one piece
+        is_fetched = func is torch.ops.aten._to_copy.default and options.get("device") == HOST
+        made = torch.zeros_like(*args, **options) if is_fetched else func(*args, **options)
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, torch.Tensor) and tensor.device.type == "meta":
+                storage = tensor.untyped_storage()
+                self.alive[storage._cdata] = storage
+        self.peak = max(self.peak, sum(each.nbytes() for each in self.alive.values()))
+        return made
+
+
+@pytest.mark.parametrize(
+    "change",
+    [substitutes.quantised(4), substitutes.noise(0.1), substitutes.trained(SHORT, 2, 1e-3)],
+)
+def test_a_cheat_needs_no_second_model_on_the_device(change: Substitution) -> None:
+    config = Qwen3Config(
+        vocab_size=100,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=24,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+    )
+    with torch.device("meta"):
+        model = Qwen3ForCausalLM(config).bfloat16().requires_grad_(False)
+    weights = sum(weight.nbytes for weight in model.parameters())
+    with DeviceBytes() as device, change(model, 0):
+        pass
+    assert weights < device.peak < 1.5 * weights
 
 
 def test_quarter_of_the_layers_is_at_least_one(engine: TransformersEngine) -> None:
