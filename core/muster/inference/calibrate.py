@@ -48,10 +48,10 @@ from muster.inference.contributions import (
     require_same,
     weights_hash,
 )
-from muster.inference.engine import Request
+from muster.inference.engine import Request, Room
 from muster.inference.honest import Honest, judge, measure_honest
 from muster.inference.measuring import Delivery, OwnParty, Party
-from muster.inference.transformers_engine import TransformersEngine
+from muster.inference.transformers_engine import TransformersEngine, free_bytes
 from muster.inference.vllm.engine import VllmEngine
 from muster.protocol.encoding import abi_words, keccak
 from muster.protocol.errors import EngineError, ProofError
@@ -67,7 +67,7 @@ Progress = Callable[[str], None]
 _OWN_PROMPTS = 64
 
 _CACHE_BYTES = 1 << 30
-"""Room for keys and values, in bytes: cheats hold a second copy of the weights."""
+"""Room for keys and values, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +100,15 @@ def calibrate_model(
     `refusal`.
     """
     require_sound(model_dir, plan)
-    parties = bench, *_ = _load_all(model_dir, plan)
+    bench, others, requests = _prepare(model_dir, plan)
+    parties = [bench, *others]
     tell = Course(plan, parties, progress or _tell_nobody, clock)
-    requests = _requests(bench.engine, plan)
     works = _works_of(contributions, model_dir, plan, requests)
-    honest = measure_honest(bench, parties[1:], requests, plan, tell)
+    honest = measure_honest(bench, others, requests, plan, tell)
+    for party in others:
+        if isinstance(party.engine, VllmEngine):
+            # Cheats need the memory. It starts again for contributed work.
+            party.engine.close()
 
     tell("forgers that computed nothing")
     forged = try_forgers(honest.survey, plan.recipe, plan.seed)
@@ -153,11 +157,11 @@ def contribute(
     of other contributions. Raises EngineError as `calibrate_model` does.
     """
     require_sound(model_dir, plan)
-    parties = bench, *_ = _load_all(model_dir, plan)
-    requests = _requests(bench.engine, plan)
+    bench, others, requests = _prepare(model_dir, plan)
+    parties = [bench, *others]
     works = _works_of(contributions, model_dir, plan, requests)
     tell = Course(plan, parties, progress or _tell_nobody, clock)
-    honest = measure_honest(bench, parties[1:], requests, plan, tell)
+    honest = measure_honest(bench, others, requests, plan, tell)
     for signed, work in zip(contributions, works, strict=True):
         judge(honest, parties, signed.name, work, plan)
     device, engine = device_class(plan.device), ", ".join(plan.engines)
@@ -257,21 +261,54 @@ class Course:
 # ------------------------------------------------------------------------------------ preparing
 
 
-def _load_all(folder: Path, plan: MeasuringPlan) -> tuple[OwnParty, *tuple[Party, ...]]:
-    """Return the plan's engines with a model; cheats are run on the first."""
+def _prepare(folder: Path, plan: MeasuringPlan) -> tuple[OwnParty, list[Party], list[Request]]:
+    """Return the plan's engines with a model, and the requests; cheats are run on the first."""
     first, *rest = plan.engines
-    return _load(folder, first, plan), *(_load_party(folder, engine, plan) for engine in rest)
+    bench = _load(folder, first, plan)
+    requests = _requests(bench.engine, plan)
+    longest = max(len(each.prompt_tokens) + each.max_new_tokens for each in requests)
+    _require_room(bench, longest, plan)
+    return bench, [_load_party(folder, each, plan, bench, longest) for each in rest], requests
 
 
-def _load_party(folder: Path, engine: str, plan: MeasuringPlan) -> Party:
+def _require_room(bench: OwnParty, longest: int, plan: MeasuringPlan) -> None:
+    """Raise EngineError if a way of the plan cannot compute the longest sample in this memory."""
+    if not any(way.attention == "eager" for way in plan.validators()):
+        return
+    needed, free = bench.score_bytes(longest), free_bytes(bench.engine.forward.device)
+    if needed > free:
+        raise EngineError(
+            f"eager attention to {longest:,} tokens takes {needed / 1e9:,.1f} GB, "
+            f"{free / 1e9:,.1f} GB are free",
+            hint="--profile quick measures no eager attention; or a smaller "
+            "sampling.max_new_tokens, or a device with more memory",
+        )
+
+
+def _load_party(
+    folder: Path, engine: str, plan: MeasuringPlan, bench: OwnParty, longest: int
+) -> Party:
     if not engine.startswith("vllm:"):
         return _load(folder, engine, plan)
     dtype, devices = layout_of(engine)
     device = "cuda" if devices > 1 else plan.device
-    vllm = VllmEngine(dtype, threads=plan.threads, device=device, tensor_parallel=devices)
+    width = 2 if dtype == "bfloat16" else 4
+    weights = sum(weight.numel() for weight in bench.engine.model.parameters()) * width // devices
+    share = vllm_share(weights, free_bytes(bench.engine.forward.device))
+    room = Room(context=longest, memory_share=None if device == "cpu" else share)
+    vllm = VllmEngine(
+        dtype, threads=plan.threads, device=device, room=room, tensor_parallel=devices
+    )
     vllm.load_policy(folder, PolicyVersion(0))
     layout = f", {devices} devices" if devices > 1 else ""
     return Party(f"vLLM {dtype}{layout}", vllm, plan.recipe)
+
+
+def vllm_share(weights_bytes: int, free: int) -> float:
+    """Return vLLM's share of a GPU's free bytes: half, or more if its weights need it. The model
+    beside it computes in the rest.
+    """
+    return min(0.9, max(0.5, 2 * weights_bytes / free))
 
 
 def _load(folder: Path, engine: str, plan: MeasuringPlan) -> OwnParty:

@@ -37,6 +37,9 @@ from muster.toploc.chunks import Patterns, to_patterns
 _MOST_CHUNKS = 512
 """Chunks that forgers are tried on: more would take memory and hardly change the result."""
 
+_SCORE_BYTES = 4 << 30
+"""Most bytes of eager attention's scores in a pass, unless it is one sample."""
+
 _PART_LOGITS = 1 << 26
 """Logits held at a time where two models are compared: 256 MiB for each."""
 
@@ -232,7 +235,7 @@ class OwnParty(Party):
         self, work: Delivery, way: Way = PLAIN, redraws: Sequence[tuple[Redraw, ...]] = ()
     ) -> list[Examined]:
         """Return what a validator finds in work."""
-        with computing(self.engine, way):
+        with computing(self.engine, self._fitting(way, work)):
             if way.path == "prefill":
                 return super().examine(work, way, redraws)
             run = _padded_left if way.path == "padded left" else _decoded
@@ -244,6 +247,22 @@ class OwnParty(Party):
                     hidden = run(self.engine.forward, work[places].pairs)
                     found += self._examine_rows(samples[places], hidden)
         return found
+
+    def score_bytes(self, tokens: int) -> int:
+        """Return the bytes that eager attention takes for the scores of so many tokens: twice in
+        the model's format and once in float32.
+        """
+        model = self.engine.model
+        width: int = 2 * model.dtype.itemsize + 4
+        return int(model.config.get_text_config().num_attention_heads) * tokens**2 * width
+
+    def _fitting(self, way: Way, work: Delivery) -> Way:
+        """Return a way with only so many samples in a pass as there is room for."""
+        if way.attention != "eager":
+            return way
+        longest = max(len(prompt) + len(tokens) for prompt, tokens in work.pairs)
+        fitting = _SCORE_BYTES // self.score_bytes(longest)
+        return replace(way, max_rows=max(1, min(way.max_rows, fitting)))
 
     def _examine_rows(
         self, samples: Sequence[Sample], hidden: Sequence[torch.Tensor]

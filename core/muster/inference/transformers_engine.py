@@ -376,13 +376,13 @@ class TransformersEngine:
     def _share_of_memory(self) -> int:
         device = torch.device(self._device)
         share = self._room.memory_share or (0.5 if device.type == "cpu" else 0.9)
-        return int(share * _free_bytes(device))
+        return int(share * free_bytes(device))
 
     def _bytes_left(self, device: torch.device) -> int:
         """Return the bytes of the engine's memory that the weights leave and that are free."""
         assert self._memory_bytes is not None  # a policy is loaded
         weights = sum(int(each.nbytes) for each in self.model.parameters())
-        return min(self._memory_bytes - weights, _free_bytes(device))
+        return min(self._memory_bytes - weights, free_bytes(device))
 
     @contextmanager
     def _computing(self) -> Iterator[tuple[LoadedPolicy, Forward]]:
@@ -404,7 +404,8 @@ class TransformersEngine:
         )
 
 
-def _free_bytes(device: torch.device) -> int:
+def free_bytes(device: torch.device) -> int:
+    """Return the memory of a device that can be allocated."""
     if device.type == "cuda":
         # Memory that torch keeps from earlier buffers can be used again.
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

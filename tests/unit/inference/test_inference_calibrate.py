@@ -1,8 +1,10 @@
 """Calibration of a tiny policy: the honest pass, forgers do not, unsuitable models are refused."""
 
 import random
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +13,18 @@ from inference_policy import RECIPE, HonestWork, build_policy, plan, prompts
 from scripts import load_script
 from transformers import AutoModelForCausalLM
 
-from muster.inference import calibrate, substitutes
-from muster.inference.calibrate import CalibrationRun, Course, calibrate_model
+from muster.inference import calibrate, measuring, substitutes
+from muster.inference.calibrate import CalibrationRun, Course, calibrate_model, vllm_share
 from muster.inference.calibrated_limits import FLOORS, Floors
-from muster.inference.calibration_plan import VALIDATORS, WORKERS, MeasuringPlan, Way
-from muster.inference.engine import Completion, Request
+from muster.inference.calibration_plan import (
+    VALIDATORS,
+    WORKERS,
+    MeasuringPlan,
+    NumberFormat,
+    Profile,
+    Way,
+)
+from muster.inference.engine import Completion, Request, Room
 from muster.inference.measuring import Delivery, Errors, OwnParty, Party
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.errors import EngineError
@@ -208,6 +217,70 @@ def test_full_profile_holds_every_cheat_and_every_way(
     assert {row.name for row in run.table} >= {"sibling", "likeliest of 4 samples"}
     assert run.calibration.model.engine == "transformers:float32, transformers:bfloat16"
     assert len(run.calibration.to_bytes()) < Calibration.MAX_BYTES
+
+
+def test_vllm_gets_room_for_the_longest_sample_and_ends_before_cheats(
+    policy_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    rooms: list[Room] = []
+
+    class Beside(TransformersEngine):
+        """An engine in vLLM's place."""
+
+        def __init__(self, dtype: NumberFormat, *, room: Room, **options: Any) -> None:
+            del options["tensor_parallel"]
+            super().__init__(dtype, room=room, **options)
+            rooms.append(room)
+
+        def close(self) -> None:
+            events.append("vLLM ends")
+
+    monkeypatch.setattr(calibrate, "VllmEngine", Beside)
+    engines = ("transformers:float32", "vllm:float32")
+    calibrate_model(policy_folder, plan(engines=engines), progress=events.append)
+    # Four digits, an equals sign, and five new tokens.
+    assert rooms == [Room(context=10)]
+    named = [event.split(";")[0] for event in events]
+    end = named.index("vLLM ends")
+    assert named[end - 1].startswith("honest work, vLLM float32")
+    assert named[end + 1] == "forgers that computed nothing"
+
+
+def test_vllm_on_a_gpu_leaves_memory_to_the_model_beside_it() -> None:
+    assert vllm_share(1 << 30, 60 << 30) == 0.5
+    assert vllm_share(18 << 30, 60 << 30) == 0.6
+    assert vllm_share(60 << 30, 60 << 30) == 0.9
+
+
+@pytest.mark.parametrize(("free", "profile"), [(2399, "full"), (2400, "full"), (2399, "quick")])
+def test_scores_that_fit_into_no_memory_are_refused_at_the_start(
+    policy_folder: Path, free: int, profile: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 2 heads, 10 x 10 tokens, 4 + 4 + 4 bytes.
+    monkeypatch.setattr(calibrate, "free_bytes", lambda _device: free)
+    is_refused = free < 2400 and profile == "full"
+    with pytest.raises(EngineError, match="eager") if is_refused else nullcontext() as refused:
+        calibrate._prepare(policy_folder, plan(profile=profile))
+    if refused is not None:
+        assert "eager attention to 10 tokens takes 0.0 GB" in str(refused.value)
+        assert "--profile quick" in (refused.value.hint or "")
+
+
+def test_eager_attention_takes_as_many_samples_at_a_time_as_there_is_room_for(
+    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    party = OwnParty(engine, RECIPE)
+    request = Request((1, 2, 3, 4, 5), 0, 1.0, 5)
+    work = Delivery([request] * 3, [Completion((1,) * count, []) for count in (5, 2, 1)])
+    eager = Way("eager", attention="eager")
+    assert party._fitting(eager, work) == eager
+    monkeypatch.setattr(measuring, "_SCORE_BYTES", 5000)
+    assert party._fitting(eager, work).max_rows == 2
+    assert party._fitting(eager, work[1:]).max_rows == 4
+    assert party._fitting(Way("plain"), work) == Way("plain")
+    monkeypatch.setattr(measuring, "_SCORE_BYTES", 100)
+    assert party._fitting(eager, work).max_rows == 1
 
 
 def test_model_is_refused_when_its_errors_let_a_forger_through(
