@@ -144,6 +144,24 @@ async def test_a_sample_is_the_same_for_everybody_who_draws_alike(
     assert all(len(each.splitlines()) == 2 for each in drawn)
 
 
+def seed_in(result: Result) -> int:
+    """The seed of the sample, as the report shows it."""
+    (check,) = (
+        check
+        for check in json.loads(result.stdout)["checks"]
+        if check["name"] == "verdicts are what the evidence gives"
+    )
+    return int(check["detail"].rpartition("; drawn with --seed ")[2])
+
+
+async def test_nobody_knows_a_sample_before_it_is_drawn(judged: Network, tmp_path: Path) -> None:
+    folder = copy_of(judged, tmp_path)
+    first, second = [await rerun(judged, folder, "--sample", "1") for _ in range(2)]
+    assert seed_in(first) != seed_in(second)
+    again = await rerun(judged, folder, "--sample", "1", "--seed", str(seed_in(first)))
+    assert seed_in(again) == seed_in(first)
+
+
 async def bundle_of(network: Network, record: OutcomeRecord, path: Path) -> Path:
     """Return the evidence bundle of one verdict, as `muster explain --save` writes it."""
     file = next((network.folder / "files").rglob(f"{record.file_hash.hex()}.parquet"))

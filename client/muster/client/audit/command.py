@@ -28,6 +28,7 @@ runs share: contracts, their sums, workers, the jurors' bench.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -165,7 +166,7 @@ def audit(context: click.Context, /, run: int | None, as_json: bool, **options: 
 )
 @click.option("--sample", type=click.IntRange(1), help="Run so many verdicts again.")
 @click.option("--all", "runs_all", is_flag=True, help="Run all verdicts again.")
-@click.option("--seed", type=int, default=0, help="Draws the sample.")
+@click.option("--seed", type=click.IntRange(0), help="Draws the sample. [default: random]")
 @click.option("--orchestrator", metavar="URL", help="Asked for proofs of checking.")
 @click.option(
     "--call-timeout-s",
@@ -269,7 +270,9 @@ def _rerun(
             "bundles",
         )
     sample = None if options["runs_all"] else options["sample"]
-    rows = draw(tabulate(history.ledger), run_id, sample, options["seed"])
+    # Whoever knows the seed before the outcomes are posted knows which are not run again.
+    seed = secrets.randbits(32) if options["seed"] is None else options["seed"]
+    rows = draw(tabulate(history.ledger), run_id, sample, seed)
     require_rows(rows, run_id)
     cache = HOME.expanduser() / "doctor" / "policies"
     copies = Copies(store, options["relay"], cache, options["orchestrator"])
@@ -278,7 +281,10 @@ def _rerun(
     def show(done: int, of: int, line: str) -> None:
         click.echo(printable(f"{done}/{of} {line}"), err=True)
 
-    return asyncio.run(rerun_verdicts(history, run_id, rows, copies, engine, progress=show))
+    first, *more = asyncio.run(rerun_verdicts(history, run_id, rows, copies, engine, progress=show))
+    if sample is not None:
+        first = replace(first, detail=f"{first.detail}; drawn with --seed {seed}")
+    return [first, *more]
 
 
 @audit.command("dump")
