@@ -405,16 +405,21 @@ STATEMENT_TIMEOUT_S = 10
 SILENCE_S = 15
 """Seconds without an acknowledgement after which either side treats the connection as lost."""
 
-_OPTIONS = {
-    "connect_timeout": CONNECT_TIMEOUT_S,
-    "keepalives_idle": SILENCE_S // 3,
-    "keepalives_interval": SILENCE_S // 3,
-    "keepalives_count": 2,
-    "tcp_user_timeout": 1000 * SILENCE_S,
-    "options": f"-c statement_timeout={STATEMENT_TIMEOUT_S}s"
-    f" -c tcp_keepalives_idle={SILENCE_S // 3} -c tcp_keepalives_interval={SILENCE_S // 3}"
-    " -c tcp_keepalives_count=2",
-}
+
+def connection_options(statement_timeout_s: int) -> dict[str, Any]:
+    """Return options of a connection to PostgreSQL which either side gives up when the other's host
+    is gone; a server that answers ends a statement after its deadline.
+    """
+    return {
+        "connect_timeout": CONNECT_TIMEOUT_S,
+        "keepalives_idle": SILENCE_S // 3,
+        "keepalives_interval": SILENCE_S // 3,
+        "keepalives_count": 2,
+        "tcp_user_timeout": 1000 * SILENCE_S,
+        "options": f"-c statement_timeout={statement_timeout_s}s"
+        f" -c tcp_keepalives_idle={SILENCE_S // 3} -c tcp_keepalives_interval={SILENCE_S // 3}"
+        " -c tcp_keepalives_count=2",
+    }
 
 
 class PostgresStore:
@@ -440,7 +445,8 @@ class PostgresStore:
         import psycopg
 
         try:
-            connection = psycopg.connect(url, autocommit=True, **_OPTIONS)  # type: ignore[arg-type]
+            options = connection_options(STATEMENT_TIMEOUT_S)
+            connection = psycopg.connect(url, autocommit=True, **options)
         except psycopg.Error as error:
             raise StorageError(f"the database does not answer: {_line(error)}") from error
         try:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing, suppress
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import bindparam, func, select
 
+from muster.chain.send_journal import connection_options
 from muster.orchestrator.db.query import (
     UNHOLDABLE,
     Query,
@@ -32,6 +35,10 @@ files. Further statements wait for a free connection.
 """
 STATEMENT_TIMEOUT_S = 30
 """Deadline in seconds for a statement, including the wait for locks."""
+SILENCE_S = STATEMENT_TIMEOUT_S + 5.0
+"""Seconds without an answer after which a connection is shut down: its server keeps no deadline."""
+MOST_AT_ONCE = 1000
+"""Most statements that are sent before their rows are awaited."""
 _LOCK = Query(select(func.pg_advisory_xact_lock(bindparam("key"))))(key=WRITER_LOCK)
 
 
@@ -88,16 +95,18 @@ class PostgresDatabase:
         del is_durable
         connections = self._quick if is_quick else self._slow
         async with (
-            connections.borrowed() as connection,
-            connection.pipeline(),
-            connection.transaction(),
+            connections.borrowed() as asked,
+            asked.connection.pipeline(),
+            asked.connection.transaction(),
         ):
-            asked = _Pipeline(connection, self.place)
             if lock_ms is not None:
                 await asked.send(plain(f"SET LOCAL lock_timeout = {lock_ms}"))
             if is_exclusive:
                 await asked.send(_LOCK)
-            yield asked
+            try:
+                yield asked
+            finally:
+                asked.expect_answer()
 
     async def checkpoint(self) -> None:
         """Do nothing: the server manages its own log."""
@@ -115,18 +124,19 @@ class _Connections:
         self._idle: list[psycopg.AsyncConnection[Any]] = []
 
     async def ask(self, statements: tuple[Statement, ...]) -> list[Rows]:
-        async with self.borrowed() as connection, connection.pipeline():
-            return await _Pipeline(connection, self._url).ask(*statements)
+        async with self.borrowed() as asked, asked.connection.pipeline():
+            return await asked.ask(*statements)
 
     @asynccontextmanager
-    async def borrowed(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+    async def borrowed(self) -> AsyncIterator[_Pipeline]:
         import psycopg
 
         async with self._free:
             connection = None
             try:
                 connection = self._idle.pop() if self._idle else await self._connect()
-                yield connection
+                with closing(_Pipeline(connection, self._url)) as asked:
+                    yield asked
             except BaseException as error:
                 found = failure(self._url, error) if isinstance(error, psycopg.Error) else error
                 await self._take_back(connection, found)
@@ -156,10 +166,7 @@ class _Connections:
         import psycopg
 
         return await psycopg.AsyncConnection.connect(
-            self._url,
-            autocommit=True,
-            connect_timeout=5,
-            options=f"-c statement_timeout={STATEMENT_TIMEOUT_S}s",
+            self._url, autocommit=True, **connection_options(STATEMENT_TIMEOUT_S)
         )
 
     async def close(self) -> None:
@@ -168,21 +175,48 @@ class _Connections:
 
 
 class _Pipeline:
+    """Sends statements on a connection while it is borrowed."""
+
     def __init__(self, connection: psycopg.AsyncConnection[Any], url: str) -> None:
-        self._connection = connection
+        self.connection = connection
         self._url = url
+        self._deadline = self._begin_deadline()
+
+    def close(self) -> None:
+        """Expect no answer any more."""
+        self._deadline.cancel()
+
+    def expect_answer(self) -> None:
+        """Begin the deadline of the next answer, however long the last one took."""
+        self._deadline.cancel()
+        self._deadline = self._begin_deadline()
 
     async def ask(self, *statements: Statement) -> list[Rows]:
         """Send statements, then wait for their rows; if none returns rows, do not wait."""
-        cursors = [await self.send(statement) for statement in statements]
-        return [
-            await cursor.fetchall() if each.sql.has_rows else []
-            for cursor, each in zip(cursors, statements, strict=True)
-        ]
+        found: list[Rows] = []
+        for start in range(0, len(statements), MOST_AT_ONCE):
+            some = statements[start : start + MOST_AT_ONCE]
+            cursors = [await self.send(statement) for statement in some]
+            # The first rows come with the last ones.
+            found += [
+                await cursor.fetchall() if each.sql.has_rows else []
+                for cursor, each in zip(cursors, some, strict=True)
+            ]
+        return found
 
     async def send(self, statement: Statement) -> psycopg.AsyncCursor[Any]:
         """Queue a statement, to be sent with the next `ask`."""
+        self.expect_answer()
         try:
-            return await self._connection.execute(statement.sql.postgresql, statement.values)
+            return await self.connection.execute(statement.sql.postgresql, statement.values)
         except UNHOLDABLE as error:
             raise failure(self._url, error) from error
+
+    def _begin_deadline(self) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(SILENCE_S, self._shut_down)
+
+    def _shut_down(self) -> None:
+        # Cancelling a task would not do: the driver then waits for the server once more. At a
+        # connection that has ended, every wait fails.
+        with suppress(OSError), socket.socket(fileno=os.dup(self.connection.fileno())) as end:
+            end.shutdown(socket.SHUT_RDWR)
