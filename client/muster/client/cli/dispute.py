@@ -60,8 +60,10 @@ from muster.client.disputes.unsettled import (
     OpenStep,
     Unsettled,
     find_work,
+    return_bond,
     send,
     told,
+    told_bond,
     unsettled,
 )
 from muster.client.preflight import find_run
@@ -305,7 +307,8 @@ def dispute_settle(keystore: Path, password_file: Path | None, **options: Any) -
 
     A case is closed once all jurors voted or their time is over; then those at fault are fined, and
     jurors are paid. The stake of a fraud is taken at once, and burned and shared once the fraud is
-    final. A batch that nobody judged in time is declared void. Any account may do all of it.
+    final. A batch that nobody judged in time is declared void. A bond for work that its worker
+    submitted itself goes back once that is judged or void. Any account may do all of it.
     Usually jurors' processes and the orchestrator do it first. Repeating the command is harmless.
 
     To take stake, the command needs the work with its proof: of a fraud that no claim proved on
@@ -333,7 +336,7 @@ async def _settle(key: bytes, options: dict[str, Any]) -> None:
         sent, left = await _take_steps(key, chain, read, options)
     if refused is not None:
         raise refused
-    if left is None and case_id is None:
+    if left is None and case_id is None and not sent:
         raise ConfigError(
             f"submission {options['submission']} has no case, and stands as no fraud",
             hint="see muster dispute list; muster dispute open claims that an outcome is wrong",
@@ -357,20 +360,20 @@ def _case_of(view: ChainView, place: SubmissionPlace) -> Hash32 | None:
 
 async def _take_steps(
     key: bytes, chain: Chain, read: Read, options: dict[str, Any]
-) -> tuple[dict[OpenStep, str], Unsettled | None]:
+) -> tuple[dict[str, str], Unsettled | None]:
     """Take every step that is possible now for the submission; returns the transactions, and what
     is left.
     """
     from muster.client.chain_facts import read_times
     from muster.client.sources import Signer
 
-    times, sent, tried = await read_times(chain), dict[OpenStep, str](), set[OpenStep]()
+    times, sent, tried = await read_times(chain), dict[str, str](), set[OpenStep]()
     while True:
         view = await read()
         place = find_outcome(view, options["submission"])
         left = unsettled(view, place, await chain.now(), times)
         if left is None or left.step is None or left.step in tried:
-            return sent, left
+            break
         tried.add(left.step)
         case = view.cases.get(case_id_of(place))
         signer = Signer(
@@ -384,6 +387,11 @@ async def _take_steps(
         if receipt is not None:
             sent[left.step] = receipt.tx_hash
             _say(told(left.step, place, receipt))
+    returned = await return_bond(chain, place.batch)
+    if returned is not None:
+        sent["return"] = returned.tx_hash
+        _say(told_bond(returned))
+    return sent, left
 
 
 async def _committed_work(

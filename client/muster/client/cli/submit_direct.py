@@ -49,6 +49,11 @@ ROOM_PAUSE_S = 2.0
 @key_options
 @click.argument("submission", metavar="[SUBMISSION]", required=False)
 @click.option("--state-dir", type=FOLDER, required=True, help="The worker's state folder.")
+@click.option(
+    "--run",
+    type=click.IntRange(min=1),
+    help="The run. [default: that of the work that waits for its outcome]",
+)
 @click.option("--payer", type=FILE, help="The worker's wallet, for bond and gas. [default: node]")
 @click.option("--payer-password-file", type=FILE, help=PASSWORD_HELP)
 @orchestrator_option
@@ -67,7 +72,8 @@ def submit_direct(
     Commits work that the orchestrator did not commit, until a minute after the ticket's deadline.
     Takes work out of a batch that nobody judged, and calls jurors of the network: for all of it, or
     only for SUBMISSION (BATCH:POSITION). Each takes a bond, which comes back unless jurors find
-    fault. A worker's process does all this by itself.
+    fault: the same command returns it, with --run once no work waits. A worker's process does all
+    this by itself.
 
     \b
     Examples:
@@ -106,24 +112,30 @@ class _NextStep:
 
 
 async def _submit(node: Wallet | None, sender: Wallet | None, options: dict[str, Any]) -> None:
+    from muster.client.disputes.unsettled import bond_payer
+
     async with _open_duty(node, sender, options) as (duty, read):
         plans = _named(await _plans(duty), options["submission"])
         for plan in plans:
             ticket = plan.signed.ticket
             click.echo(f"{ticket.step}:{ticket.index}  {plan.words}", err=True)
+        held = [batch for batch in duty.bonds() if await bond_payer(duty.chain, batch)]
+        for batch in held:
+            over = "void" if batch.is_void else "judged"
+            click.echo(f"batch {batch.batch_id} is {over}: its bond can come back", err=True)
         due = [plan for plan in plans if plan.step is not None]
         transactions: list[str] = []
-        if due and not options["dry_run"]:
-            await _agree(duty, len(due), options)
+        if options["dry_run"]:
+            click.echo("nothing was sent", err=True)
+        elif due or held:
+            await _agree(duty, len(due) + len(held), options)
             for plan in due:
                 transactions += await _carry_out(duty, read, plan)
-        elif options["dry_run"]:
-            click.echo("nothing was sent", err=True)
+            for batch in duty.bonds():
+                receipt = await duty.return_bond(batch)
+                transactions += [receipt.tx_hash] if receipt else []
         else:
             click.echo("no step is due now", err=True)
-        if not options["dry_run"]:
-            for batch in duty.bonds():
-                await duty.return_bond(batch)
     if options["as_json"]:
         print_json({"work": [p.to_json() for p in plans], "transactions": transactions})
     else:
@@ -153,7 +165,7 @@ async def _open_duty(
             apply_poll(view, await reader.poll())
 
         await read()
-        run = find_run(view, _run_of(journal, options["state_dir"]))
+        run = find_run(view, options["run"] or _run_of(journal, options["state_dir"]))
         api, asking, relays = None, None, list(options["relay"])
         if options["orchestrator"]:
             api = await stack.enter_async_context(OrchestratorApi(options["orchestrator"]))
@@ -205,7 +217,8 @@ def _run_of(journal: SubmissionJournal, folder: Path) -> RunId:
     if len(runs) != 1:
         raise ConfigError(
             f"no submission in {folder} waits for its outcome",
-            hint="muster explain says what became of a submission",
+            hint="muster explain says what became of a submission; --run N gets the bonds of "
+            "judged work back",
         )
     return runs.pop()
 
@@ -240,6 +253,8 @@ async def _plans(duty: SilenceDuty) -> list[_NextStep]:
     plans = []
     at = await duty.chain.now()
     for signed in list(duty.context.journal.unfinished().values()):
+        if signed.submission.run_id != duty.context.run_id:
+            continue
         await duty.look_up(signed)
         # Unlike the process, the command does not wait until the orchestrator's time is over.
         batch, step = duty.next_of(signed, duty.own_batch(signed), at, is_refused=True)

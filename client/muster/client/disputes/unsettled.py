@@ -3,6 +3,7 @@
   void      frees what a batch holds that nobody judged
   execute   takes the stake that a fraud costs, into escrow
   finalise  burns that stake, and pays the insurance and the reporter, once the fraud is final
+  return    gives a worker the bond back that it paid to submit the work itself
 
 `muster dispute settle` sends them. The next step follows from the chain alone.
 """
@@ -16,6 +17,8 @@ from typing import TYPE_CHECKING
 
 from muster.chain import (
     ZERO_ADDRESS,
+    BatchStatus,
+    BatchView,
     CaseView,
     Chain,
     ChainView,
@@ -29,6 +32,7 @@ from muster.chain.structs import CommittedWork
 from muster.client.disputes.claims import OVERTAKEN, case_id_of, explained
 from muster.client.quantities import format_time, format_tokens
 from muster.protocol.errors import ApiError, ConfigError, ContractRevert
+from muster.protocol.ids import Address
 from muster.protocol.merkle import batch_proof, batch_root
 from muster.protocol.messages import Verdict
 
@@ -202,6 +206,36 @@ async def _call(
     if step is OpenStep.FINALISE:
         return await chain.ledger.finalise_fraud(proof)
     return await chain.ledger.execute_fraud(proof, await find())
+
+
+async def bond_payer(chain: Chain, batch: BatchView) -> Address | None:
+    """Return who gets the bond of a finished batch back; None while it is not finished, or if none
+    is held.
+    """
+    if batch.status is not BatchStatus.JUDGED and not batch.is_void:
+        return None
+    [payer] = await chain.read("DisputeCourt", "bondOf", [batch.batch_id])
+    return None if payer == ZERO_ADDRESS else Address(payer)
+
+
+async def return_bond(chain: Chain, batch: BatchView) -> Receipt | None:
+    """Give back the bond of a finished batch, and return the receipt; None if none is held."""
+    if await bond_payer(chain, batch) is None:
+        return None
+    try:
+        named = chain.once(f"return the bond of batch {batch.batch_id}")
+        return await named.court.return_bond(batch.header())
+    except ContractRevert as error:
+        if error.name == "CourtBondHeld":
+            return None
+        raise
+
+
+def told_bond(receipt: Receipt) -> str:
+    """Return what returning a bond did, in one line."""
+    args = receipt.event("BondReturned").args
+    amount = format_tokens(args["amount"])
+    return f"returned the bond of {amount} tokens to {args['payer']}, {receipt.tx_hash}"
 
 
 def told(step: OpenStep, place: SubmissionPlace, receipt: Receipt) -> str:

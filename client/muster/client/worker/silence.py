@@ -23,7 +23,6 @@ from functools import partial
 from muster.api import BatchEntry
 from muster.chain import BatchView, CaseView, Chain, ChainView, Receipt, StreamItem
 from muster.chain.structs import (
-    ZERO_ADDRESS,
     BatchStatus,
     CommittedWork,
     LeasedWork,
@@ -31,6 +30,7 @@ from muster.chain.structs import (
 from muster.client.chain_facts import ChainClock, Times, entry_of
 from muster.client.disputes.cases import eligible_jurors
 from muster.client.disputes.claims import OVERTAKEN, claim, close_case
+from muster.client.disputes.unsettled import return_bond
 from muster.client.outage import Steps, serve_forever
 from muster.client.quantities import format_tokens
 from muster.client.sources import Sources, named_sources
@@ -544,15 +544,13 @@ class SilenceDuty:
         over = (b for b in own if b.status is BatchStatus.JUDGED or b.is_void)
         return [batch for batch in over if batch.batch_id not in self._returned]
 
-    async def return_bond(self, batch: BatchView) -> None:
-        """Get the bond of a finished batch back, if it is still held."""
-        chain = self.chain
-        [payer] = await chain.read("DisputeCourt", "bondOf", [batch.batch_id])
-        if payer != ZERO_ADDRESS:
-            named = chain.once(f"return the bond of batch {batch.batch_id}")
-            await named.court.return_bond(batch.header())
+    async def return_bond(self, batch: BatchView) -> Receipt | None:
+        """Get the bond of a finished batch back, and return the receipt; None if none is held."""
+        receipt = await return_bond(self.chain, batch)
+        if receipt is not None:
             logger.info("bond returned", extra={"batch_id": batch.batch_id})
         self._returned.add(batch.batch_id)
+        return receipt
 
     async def claim(self, judged: Judged) -> None:
         """Dispute a verdict of fraud before the network's jurors; `fill_rooms` shows them the file.
