@@ -263,6 +263,7 @@ async def _examine_device(
     """Yield whether this number of engines fits on a device, and whether its results are
     accepted."""
     from muster.client.doctor.machine import examine_context, examine_fit, memory_needed
+    from muster.client.validator.soundness import REFERENCE_S
     from muster.lifecycle import available_memory_bytes
 
     needed = engines * memory_needed(folder, asked.dtype)
@@ -271,6 +272,12 @@ async def _examine_device(
     if fits.state is State.FAIL:
         return
     yield examine_context(folder, asked, needed)
+    sampling = rules.recipe.sampling
+    figure = (
+        f"{sampling.submission_samples} samples of up to {sampling.max_new_tokens:,} tokens are "
+        f"generated and judged now; a slower reference then has {REFERENCE_S:g} s"
+    )
+    yield Line("proof", "ticket", State.OK, figure)
     room = available_memory_bytes() - (needed if asked.device == "cpu" else 0)
     yield await asyncio.to_thread(_prove, asked, run, rules, folder, load, room)
 
@@ -372,10 +379,12 @@ def _prove(
         return Line("proof", "self-proof", State.FAIL, figure, advice)
     rate = found.units / max(found.generate_s, 1e-9)
     wanted = rules.recipe.hardware.min_units_per_s
+    part = f"{found.referred} of {found.samples} samples"
     figure = (
         f"accepted: {found.samples} samples, {found.units} units in "
         f"{format_duration(found.generate_s)} ({rate:,.0f} units/s), checked in "
-        f"{format_duration(found.check_s)}, {how}; strain {found.strain:.2f} of 1. {statistics}"
+        f"{format_duration(found.check_s)}, {how} ({part}); strain {found.strain:.2f} of 1. "
+        f"{statistics}"
     )
     if rate < wanted:
         advice = f"the run asks for {wanted:,g} units/s: a faster machine, or more --threads"

@@ -231,8 +231,8 @@ def make_engines(
         return engine, engine, "prefilled at once, as validators do"
     needed = memory_needed(folder, "float32")
     if not needed or needed > room_bytes:
-        return engine, engine, "checked by the same engine: float32 on the CPU does not fit"
-    how = "checked by float32 on the CPU"
+        return engine, engine, "by the same engine: float32 on the CPU does not fit"
+    how = "then by float32 on the CPU"
     if load_reference is None:
         return engine, load("float32", "cpu"), how
     return engine, load_reference("float32", "cpu"), f"{how}, with transformers"

@@ -4,9 +4,9 @@ There are two items. It generates the first itself, for a fictitious ticket, and
 stranger's: an engine that computes differently from call to call fails. An engine that is always
 wrong in the same way agrees with itself, but fails the second item: a submission that this
 validator accepted earlier under the loaded policy. Nobody else chooses the items, so nobody can
-make a sound validator fail. The doctor judges the first item on the worker's machine, with another
-engine if possible (`prove`). An item's proofs are checked first. A grade that depends on chance,
-for example a judge's, is no flaw; neither is an answer that cannot be graded.
+make a sound validator fail. The doctor judges the first item on the worker's machine, parts of it
+with another engine if possible (`prove`). An item's proofs are checked first. A grade that depends
+on chance, for example a judge's, is no flaw; neither is an answer that cannot be graded.
 
 While it fails, the validator signs nothing, logs this, and pauses slashing on chain. The test is
 repeated until it passes. Knows nothing of the content of batches.
@@ -37,8 +37,8 @@ from muster.client.validator.judging import (
     examine,
     unread,
 )
-from muster.client.validator.replay import Statistic, measure
-from muster.client.worker.generation import Ungraded, play_ticket, submission_of
+from muster.client.validator.replay import Replay, Statistic, measure
+from muster.client.worker.generation import Ungraded, play_ticket, replays_within, submission_of
 from muster.inference import InferenceEngine
 from muster.lifecycle.files import write_durably
 from muster.protocol.eip712 import Domain
@@ -61,6 +61,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+REFERENCE_S = 120.0
+"""Most seconds for which the self-proof's reference examines work, except for its first chunk."""
 CHECK_EVERY_S = 600.0
 """Seconds for which a passed test is valid."""
 BEFORE_ACCUSING_S = 60.0
@@ -85,17 +87,19 @@ class SelfProof:
     finding: FailedCheck | None
     """Why a validator would not accept the work, or None."""
     statistics: list[Statistic]
-    """Measurements of checks 6 and 7."""
+    """Measurements of checks 6 and 7, by the reference."""
     strain: float
     """How close the measurements came to the limits, from 0 to 1."""
     samples: int
     """Rollouts generated."""
+    referred: int
+    """Those that the reference examined, the last perhaps in part."""
     units: int
     """Units that they would be paid for."""
     generate_s: float
     """Seconds to generate them."""
     check_s: float
-    """Seconds to check them."""
+    """Seconds that their own engine took to check them."""
 
 
 def fictitious_ticket(
@@ -118,23 +122,36 @@ def fictitious_ticket(
 
 
 def prove(
-    ticket: Ticket, rules: Rules, engine: InferenceEngine, reference: InferenceEngine
+    ticket: Ticket,
+    rules: Rules,
+    engine: InferenceEngine,
+    reference: InferenceEngine,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> SelfProof:
     """Return how a validator would judge the engine's work; both engines must have the policy
-    loaded."""
-    started = time.perf_counter()
+    loaded. The engine judges all of it, another reference as much as it can in REFERENCE_S: it may
+    be a thousand times slower.
+    """
+    started = clock()
     played = play_ticket(ticket, rules.recipe, rules.task_set, engine)
-    generated = time.perf_counter()
-    judgement, finding = _judge_played(ticket, played, rules, reference)
-    replays = judgement.replays
+    generated = clock()
+    judgement, finding = _judge_played(ticket, played, rules, engine)
+    checked = clock()
+    replays: Sequence[Replay] = judgement.replays
+    if reference is not engine and not finding:
+        limits = rules.calibration
+        *_, replays = replays_within(REFERENCE_S, played.rows, rules.recipe, reference, clock=clock)
+        finding = check_proofs(replays, limits) or check_sampling(replays, limits)
     return SelfProof(
         finding=finding,
         statistics=measure(replays, rules.calibration),
         strain=conduct_of(replays, rules.calibration).strain if replays else 1.0,
         samples=len(played.rows),
+        referred=len(replays),
         units=judgement.units,
         generate_s=generated - started,
-        check_s=time.perf_counter() - generated,
+        check_s=checked - generated,
     )
 
 

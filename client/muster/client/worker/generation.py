@@ -221,16 +221,32 @@ def require_sound(
 ) -> int:
     """Check random rows, as many as there is time for; the last one may be checked in part.
 
-    Returns the number of checked rows. One chunk is always checked, to measure the speed.
-    Raises EngineError when one fails check 6 or 7 (docs/protocol.md section 8).
+    Returns the number of checked rows. Raises EngineError when one fails check 6 or 7
+    (docs/protocol.md section 8).
     """
-    recipe, calibration = rules.recipe, rules.calibration
-    budget_s, started = max(LEAST_S, SHARE * generating_s), clock()
+    budget_s = max(LEAST_S, SHARE * generating_s)
+    for replays in replays_within(budget_s, rows, rules.recipe, engine, clock=clock):
+        _judge(replays, rules.calibration)
+    return len(replays)
+
+
+def replays_within(
+    budget_s: float,
+    rows: Sequence[Rollout],
+    recipe: Recipe,
+    engine: InferenceEngine,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Iterator[list[Replay]]:
+    """Yield the replay of one chunk, which is always taken, to measure the speed; then, if there is
+    time for more within `budget_s`, those of random rows, of which the last may be cut.
+    """
+    started = clock()
     drawn = random.sample(rows, len(rows))
     first = _beginning(drawn[-1], 1, recipe, engine)
     replays, tokens = _replay([first], engine, recipe), _tokens(first)
     call_s = clock() - started
-    _judge(replays, calibration)
+    yield replays
     if first is drawn[-1]:
         drawn.pop()
     else:
@@ -244,8 +260,8 @@ def require_sound(
             break
         replays += _replay(chosen, engine, recipe)
         tokens += sum(map(_tokens, chosen))
-    _judge(replays, calibration)
-    return max(1, len(replays))
+    if replays:
+        yield replays
 
 
 def _take(

@@ -6,6 +6,7 @@ import json
 import struct
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from email.utils import formatdate
 from pathlib import Path
@@ -30,9 +31,10 @@ from muster.client.doctor.machine import (
 )
 from muster.client.doctor.network import examine_chain, examine_run
 from muster.client.hardware import find_gpu
+from muster.client.validator import soundness
 from muster.client.validator.replay import Replay, measure
 from muster.client.validator.soundness import prove
-from muster.inference.engine import Room
+from muster.inference.engine import Examined, Room, Sample
 from muster.inference.framing import pin_prompt
 from muster.protocol.errors import EngineError
 from muster.protocol.ids import PolicyVersion
@@ -82,6 +84,33 @@ def test_engine_that_agrees_with_itself_is_caught_by_the_reference() -> None:
     finding = prove(make_ticket(), RULES, wrong, honest).finding
     assert finding is not None
     assert finding.reason is Reason.TOPLOC_MISMATCH
+
+
+class Slow(HashEngine):
+    """Takes a second for each token that it examines."""
+
+    seconds = 0.0
+    slowness = 1.0
+
+    def examine(self, samples: Sequence[Sample], **options: Any) -> list[Examined]:
+        tokens = sum(len(each.prompt_tokens) + len(each.completion_tokens) for each in samples)
+        self.seconds += self.slowness * tokens
+        return super().examine(samples, **options)
+
+
+@pytest.mark.parametrize("slowness", [1e-6, 1.0, 2.0, 1000.0])
+def test_slow_reference_examines_as_much_as_there_is_time_for(
+    slowness: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(soundness, "REFERENCE_S", 60.0)
+    engine: Any = HashEngine(PolicyVersion(3))
+    slow: Any = Slow(PolicyVersion(3))
+    slow.slowness = slowness
+    found = prove(make_ticket(), RULES, engine, slow, clock=lambda: slow.seconds)
+    assert found.finding is None
+    # One chunk is always examined.
+    assert slow.seconds <= 60 or found.referred == 1
+    assert (found.referred == found.samples == 4) == (slowness < 1)
 
 
 @pytest.mark.parametrize(
