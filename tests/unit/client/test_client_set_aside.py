@@ -1,5 +1,7 @@
 """Problems that a policy sets aside are not derived; invalid lists have no effect."""
 
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -233,3 +235,61 @@ def test_folder_with_a_list_that_its_manifest_lacks_is_not_the_policy(tmp_path: 
     assert check_weights(of_list, folder).answer is CheckAnswer.CONTRADICT
     (folder / FILE_NAME).unlink()
     assert check_weights(of_list, folder).answer is CheckAnswer.CONTRADICT
+
+
+def put_more_weights(folder: Path) -> None:
+    (folder / "more.safetensors").write_bytes(b"more")
+
+
+def put_ends(folder: Path) -> None:
+    (folder / "generation_config.json").write_text("{}")
+
+
+def put_a_hidden_file(folder: Path) -> None:
+    (folder / ".DS_Store").write_bytes(b"hidden")
+
+
+def put_a_pipe(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    os.mkfifo(folder / "config.json")
+
+
+def put_a_device(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    (folder / "config.json").symlink_to("/dev/zero")
+
+
+def put_a_longer_file(folder: Path) -> None:
+    (folder / "config.json").write_text("{} ")
+
+
+@pytest.mark.parametrize(
+    ("change", "answer", "says"),
+    [
+        (put_a_hidden_file, CheckAnswer.AGREE, "version 1"),
+        (put_more_weights, CheckAnswer.CONTRADICT, "more.safetensors lies beside"),
+        (put_ends, CheckAnswer.CONTRADICT, "generation_config.json lies beside"),
+        (put_a_pipe, CheckAnswer.CONTRADICT, "config.json is not as its manifest says"),
+        (put_a_device, CheckAnswer.CONTRADICT, "config.json is not as its manifest says"),
+        (put_a_longer_file, CheckAnswer.CONTRADICT, "config.json is not as its manifest says"),
+    ],
+)
+def test_a_policy_is_the_files_of_its_manifest_and_no_others(
+    tmp_path: Path, change: Callable[[Path], None], answer: CheckAnswer, says: str
+) -> None:
+    """Engines would read other files, too, and wait for what is no file."""
+    folder = tmp_path / "policy"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    manifest = ChunkStore(tmp_path / "store").publish(
+        {"config.json": folder / "config.json"},
+        run_id=RunId(1),
+        version=PolicyVersion(1),
+        stream_from=0,
+        stream_to=0,
+        sign=lambda _: bytes(65),
+    )
+    change(folder)
+    found = check_weights(manifest, folder)
+    assert found.answer is answer
+    assert says in found.detail

@@ -16,6 +16,7 @@ files does not matter, and several folders add up:
 import contextlib
 import os
 import re
+import stat
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -281,9 +282,10 @@ class EvidenceFolders:
                 if path.suffix in (".parquet", ".safetensors"):
                     continue
                 # Files may vanish meanwhile: origins and relays drop old versions.
-                with contextlib.suppress(FileNotFoundError):
-                    if path.stat().st_size <= MAX_SMALL_BYTES:
-                        self._small[keccak(path.read_bytes())] = path
+                with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+                    data = file.read(MAX_SMALL_BYTES + 1)
+                    if len(data) <= MAX_SMALL_BYTES:
+                        self._small[keccak(data)] = path
         return self._small
 
     def _parts(self, *names: str) -> Iterator[bytes]:
@@ -310,6 +312,9 @@ class EvidenceFolders:
 
 
 def _walk(folders: Sequence[Path]) -> Iterator[Path]:
+    """Yield the folders and the regular files of a copy: a pipe would be waited for, and a link may
+    lead to a device.
+    """
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"{folder} is no folder", hint="give a folder with --evidence")
@@ -317,7 +322,14 @@ def _walk(folders: Sequence[Path]) -> Iterator[Path]:
             yield Path(parent)
             # Hidden folders hold unfinished files.
             below[:] = sorted(name for name in below if not name.startswith("."))
-            yield from (Path(parent) / name for name in sorted(names))
+            yield from (path for name in sorted(names) if _is_regular(path := Path(parent) / name))
+
+
+def _is_regular(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except FileNotFoundError:
+        return False
 
 
 def _parsed(kind: type[M], path: Path, batch: BatchView, found: list[Contradiction]) -> M | None:

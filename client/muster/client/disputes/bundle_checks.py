@@ -31,7 +31,6 @@ from muster.protocol.jury import Ruling, is_same
 from muster.protocol.merkle import batch_root
 from muster.protocol.messages import OutcomeRecord, Outcomes, Reason
 from muster.protocol.reasons import CHECKS, NOT_OF_ONE_FILE, marks_of
-from muster.protocol.set_aside import FILE_NAME
 from muster.tasks import root_of_bytes
 
 if TYPE_CHECKING:
@@ -145,22 +144,33 @@ def read_manifest(bundle: Bundle, facts: ChainFacts) -> Manifest | None:
 
 
 def check_weights(manifest: Manifest, folder: Path) -> BundleCheck:
-    """Return whether a folder's files match the manifest, by hashing them. The folder must not hold
-    a list of set-aside problems that the manifest lacks: it would change what tickets derive.
+    """Return whether a folder's files match the manifest, by hashing them. The folder must hold no
+    others, but hidden ones: engines read settings, weights and lists that a version may lack.
     """
     from muster.shardcast import state_hash
 
-    wanted = {file.name: folder / file.name for file in manifest.files}
-    if FILE_NAME not in wanted and (folder / FILE_NAME).exists():
-        detail = f"{FILE_NAME} lies beside the files of version {manifest.version}, and is not its"
-        return BundleCheck("policy", CheckAnswer.CONTRADICT, detail)
     try:
-        holds = state_hash(wanted) == manifest.state_hash
+        if misfit := _misfit_in(folder, manifest):
+            return BundleCheck("policy", CheckAnswer.CONTRADICT, misfit)
+        files = {file.name: folder / file.name for file in manifest.files}
+        holds = state_hash(files) == manifest.state_hash
     except OSError as error:
         return BundleCheck("policy", CheckAnswer.CONTRADICT, f"{error.filename}: {error.strerror}")
     root = hex0x(manifest.root())
     detail = f"version {manifest.version}, {manifest.total_bytes} bytes, root {root}"
     return _check("policy", holds, detail)
+
+
+def _misfit_in(folder: Path, manifest: Manifest) -> str | None:
+    """Return what of a folder cannot be of a version, before any file is read; raises OSError."""
+    names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+    for name in sorted(names - {file.name for file in manifest.files}):
+        return f"{name} lies beside the files of version {manifest.version}, and is not its"
+    for file in manifest.files:
+        path = folder / file.name
+        if path.stat().st_size != file.size or not path.is_file():
+            return f"{file.name} is not as its manifest says"
+    return None
 
 
 def domain_of(facts: ChainFacts) -> Domain:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import re
 from collections import Counter
 from dataclasses import fields
@@ -21,7 +22,7 @@ from muster.client.audit import money, work
 from muster.client.audit.command import _show
 from muster.client.audit.contradictions import MAX_LISTED, Contradiction, Kind, summarise
 from muster.client.audit.dump import DumpedBlock, DumpEnd, DumpReader, writing_dump
-from muster.client.audit.evidence import EvidenceFolders
+from muster.client.audit.evidence import MAX_SMALL_BYTES, EvidenceFolders
 from muster.client.audit.ledger import RECORD, Ledger, PackedRecords
 from muster.client.audit.lineage import stream_rows, trace
 from muster.client.audit.observed import Observed, Parameters
@@ -506,6 +507,38 @@ def test_evidence_that_somebody_removes_meanwhile_is_not_at_hand(tmp_path: Path)
     (tmp_path / "goes").unlink()
     assert store.document(Hash32(keccak(b"goes"))) is None
     assert store.document(Hash32(keccak(b"stays"))) == b"stays"
+
+
+def test_only_regular_files_are_evidence(tmp_path: Path) -> None:
+    """A copy is a stranger's: a pipe would hold the auditor, a link could lead to a device."""
+    (tmp_path / "regular").write_bytes(b"content")
+    (tmp_path / "outside").write_bytes(b"not of the copy")
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    (tmp_path / "regular").rename(copy / "regular")
+    name = Hash32(keccak(b"no file"))
+    for suffix in ("", ".json", ".parquet"):
+        os.mkfifo(copy / f"{name.hex()}{suffix}")
+    os.mkfifo(copy / "bundle.zip")
+    (copy / "link").symlink_to(tmp_path / "outside")
+    (copy / f"{'11' * 32}.json").symlink_to("/dev/zero")
+    store = EvidenceFolders([copy])
+    assert store.broken == []
+    assert store.submission_file(name) is None
+    assert list(store.all_entries()) == []
+    assert store.task_set(name, tmp_path) is None
+    assert store.document(Hash32(keccak(b"not of the copy"))) is None
+    assert store.document(Hash32(keccak(b"content"))) == b"content"
+
+
+def test_a_document_is_no_larger_than_any_can_be(tmp_path: Path) -> None:
+    contents = [bytes(MAX_SMALL_BYTES), bytes(MAX_SMALL_BYTES + 1)]
+    for number, content in enumerate(contents):
+        (tmp_path / str(number)).write_bytes(content)
+    store = EvidenceFolders([tmp_path])
+    assert store.document(Hash32(keccak(contents[0]))) == contents[0]
+    assert store.document(Hash32(keccak(contents[1]))) is None
+    assert store.document(Hash32(keccak(contents[1][:-1]))) == contents[0]
 
 
 # Contradictions
