@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from muster.chain.rpc import Call, Rpc, from_hex
+from muster.chain.rpc import Call, Rpc, from_hex, is_quantity
 from muster.protocol.errors import ChainInconsistent, ChainUnreachable, RpcError
 from muster.settings import urls_of
 
@@ -158,7 +158,7 @@ class QuorumRpc(Rpc):
         if method in _ANY:
             return _first(list(said.values()))
         if method in _MIDDLE:
-            return _middle(list(said.values()), from_hex)
+            return _middle(list(said.values()))
         if method == "eth_blockNumber":
             return self._newest(list(said.values()), from_hex)
         if _TAGS.isdisjoint(p for p in params if isinstance(p, str)):
@@ -230,8 +230,9 @@ def _first(outcomes: list[Any]) -> Any:
     return (known or outcomes)[0]
 
 
-def _middle(outcomes: list[Any], number: Callable[[Any], int]) -> Any:
-    known = sorted((o for o in outcomes if not isinstance(o, RpcError)), key=number)
+def _middle(outcomes: list[Any]) -> Any:
+    """Return the middle one of the outcomes that are numbers, else the first."""
+    known = sorted(filter(is_quantity, outcomes), key=from_hex)
     return known[(len(known) - 1) // 2] if known else outcomes[0]
 
 

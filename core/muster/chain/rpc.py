@@ -398,9 +398,14 @@ _QUANTITY = re.compile(r"0x[0-9a-fA-F]{1,64}")
 _HASH = re.compile(r"0x[0-9a-fA-F]{64}")
 
 
+def is_quantity(value: Any) -> bool:
+    """Return whether an answer is a quantity of at most 256 bits."""
+    return isinstance(value, str) and _QUANTITY.fullmatch(value) is not None
+
+
 def from_hex(value: Any) -> int:
     """Return a quantity of at most 256 bits; raises ChainUnreachable for anything else."""
-    if not isinstance(value, str) or _QUANTITY.fullmatch(value) is None:
+    if not is_quantity(value):
         raise garbled(f"{str(value)[:80]!r} is no quantity")
     return int(value, 16)
 

@@ -122,6 +122,22 @@ async def test_fees_are_the_middle_ones(method: str, hostile: int) -> None:
     assert int(await nodes.rpc.call(method), 16) in (10, 11)
 
 
+@pytest.mark.parametrize("method", ["eth_maxPriorityFeePerGas", "eth_getTransactionCount"])
+@pytest.mark.parametrize("nonsense", [None, "much", "0x", {}, "0x" + "f" * 65])
+@pytest.mark.parametrize("hostile", [0, 2])
+async def test_answer_that_is_no_number_counts_for_nothing(
+    method: str, nonsense: Any, hostile: int
+) -> None:
+    nodes = Nodes(3)
+    for node in nodes.all:
+        answering(node, method, "0x7")
+    answering(nodes[hostile], method, nonsense)
+    assert await nodes.rpc.call(method, address(1), "pending") == "0x7"
+    for node in nodes.all:
+        answering(node, method, nonsense)
+    assert await nodes.rpc.call(method, address(1), "pending") == nonsense
+
+
 async def test_of_two_fees_the_lower_counts_and_one_suffices() -> None:
     nodes = Nodes(2)
     answering(nodes[0], "eth_maxPriorityFeePerGas", hex(1000 * 10**9))
