@@ -31,6 +31,7 @@ from orchestrator_fakes import Network
 
 from muster.orchestrator.dashboard.training import keep_figures
 from muster.orchestrator.db import Database
+from muster.orchestrator.http.quotas import PAGE_SHARE
 from muster.orchestrator.projection import Projection
 from muster.protocol.messages import Verdict
 from muster.protocol.recipe import TrainingRecipe
@@ -109,8 +110,9 @@ async def measure(fetch: Callable[[], Awaitable[httpx.Response]]) -> tuple[float
     """Return median wall and CPU milliseconds of a page, and its bytes."""
     walls, costs, size = [], [], 0
     for _ in range(ROUNDS):
-        # Wait until short-lived caches expire, so that they do not hide the cost of a page.
-        await asyncio.sleep(0.25)
+        # Wait until short-lived caches expire, so that they do not hide the cost of a page, and
+        # pages had less than their share of the time, so that they do not wait for it.
+        await asyncio.sleep(max(0.25, sum(walls[-1:]) / 1000 / PAGE_SHARE))
         started, cpu = time.perf_counter(), time.process_time()
         response = await fetch()
         walls.append(1000 * (time.perf_counter() - started))
