@@ -28,7 +28,7 @@ from muster.inference.policy_files import (
     require_one_reading,
 )
 from muster.inference.prompts import decode_completion, encode_prompt
-from muster.inference.turns import Turn
+from muster.inference.turns import Turn, Weights
 from muster.inference.vllm.capture import Unprovable
 from muster.inference.vllm.frames import PolicyShape, Tokens
 from muster.protocol.errors import EngineError, ProofError, install_hint
@@ -94,6 +94,7 @@ class HostedPolicy:
         self._engine = self._llm.llm_engine
         # One thread steps at a time, for all runs.
         self._turn = Turn()
+        self._weights = Weights()
         self._reading = threading.Lock()
         self._numbers = count()
         self._ended: dict[str, list[int]] = {}
@@ -102,7 +103,7 @@ class HostedPolicy:
 
     def swap(self, folder: Path) -> bool:
         """Overwrite the weights with a folder's, if nothing else differs; return whether that was
-        so.
+        so. Waits until runs that were cancelled have ended.
 
         If anything else differs, nothing is changed. Raises EngineError when the files do not
         parse, or could be read in two ways.
@@ -110,11 +111,12 @@ class HostedPolicy:
         require_one_reading(folder)
         if fingerprint(folder) != self._fingerprint or _shapes(folder) != self._shapes:
             return False
-        self._call("reload_weights", weights_path=str(folder))
-        self._call("muster_repack")
-        # The cache has keys and values of the former weights.
-        if not self._engine.reset_prefix_cache():
-            raise RuntimeError("the prefix cache is in use")
+        with self._weights.replaced():
+            self._call("reload_weights", weights_path=str(folder))
+            self._call("muster_repack")
+            # The cache has keys and values of the former weights.
+            if not self._engine.reset_prefix_cache():
+                raise RuntimeError("the prefix cache is in use")
         return True
 
     def encode(self, text: Prompt, *, is_start: bool) -> list[int]:
@@ -148,7 +150,7 @@ class HostedPolicy:
         def tell() -> None:
             tick(Progress(ended_tokens + self._running_tokens(run), done, ended_tokens))
 
-        with self._running(run, asked, begin):
+        with self._weights.used(), self._running(run, asked, begin):
             for ended in self._steps(run, tell):
                 done += len(ended)
                 ended_tokens += sum(len(tokens) for _, tokens in ended)
@@ -203,7 +205,7 @@ class HostedPolicy:
             spans = zip(run.names, zip(starts, ends, strict=True), strict=True)
             self._call("muster_prefill", run.number, dict(spans))
 
-        with self._running(run, asked, begin):
+        with self._weights.used(), self._running(run, asked, begin):
             for ended in self._steps(run, tick):
                 for place, _ in ended:
                     yield run, place
