@@ -158,7 +158,7 @@ class Victims:
         assert self._process is not None
         if self._process.returncode is None:
             self._process.kill()
-        await self._process.wait()
+        await self._process.communicate()  # until its pipe is closed, too
 
     async def start(self, order: Order) -> int:
         """Fork a child; return its process id."""

@@ -422,7 +422,7 @@ async def server_with_few_files(store: ChunkStore, files: int) -> AsyncIterator[
         yield (await process.stdout.readline()).decode().strip()
     finally:
         process.stdin.close()
-        await process.wait()
+        await process.communicate()
 
 
 def unread_connection(address: str, port: int, request: bytes) -> socket.socket:

@@ -175,7 +175,7 @@ async def _run(arguments: list[str]) -> bytes:
     finally:
         if child.returncode is None:
             child.kill()
-            await child.wait()
+            await child.communicate()  # until its pipe is closed, too
     if code != 0:
         raise ValueError(f"the file cannot be read (exit code {code})")
     return output
