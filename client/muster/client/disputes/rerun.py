@@ -136,19 +136,36 @@ async def recompute(
     rejected, as validators do. The result also holds the fingerprints that the validators in
     `seats` must have shown.
     """
-    version = claim.submission.policy_version
     try:
         if folder is not None:
-            await hold(engine, folder, version)
+            await hold(engine, folder, claim.submission.policy_version)
         rows, judgement = await _judge(claim, data, rules, engine, decoder, seats)
     except EngineError:
-        if folder is None or (fault := await asyncio.to_thread(_fault_in, folder, version)) is None:
+        found = folder and await recompute_broken(claim, data, rules, decoder, folder)
+        if not found:
             raise
-        listed = partial(set_aside_in, folder)
-        found = await _read(claim, data, rules, decoder, listed)
-        if not isinstance(found, Judgement):
-            found = unread(claim, without_prefill(fault))
-        rows, judgement = None, found
+        return found
+    return _as_rerun(claim, rules, judgement, rows)
+
+
+async def recompute_broken(
+    claim: ClaimedWork, data: bytes, rules: Rules, decoder: FileDecoder, folder: Path
+) -> Rerun | None:
+    """Return the outcome of a claim if weights of its policy, whose verified files lie in `folder`,
+    are not finite; None if they are.
+    """
+    fault = await asyncio.to_thread(_fault_in, folder, claim.submission.policy_version)
+    if fault is None:
+        return None
+    found = await _read(claim, data, rules, decoder, partial(set_aside_in, folder))
+    if not isinstance(found, Judgement):
+        found = unread(claim, without_prefill(fault))
+    return _as_rerun(claim, rules, found)
+
+
+def _as_rerun(
+    claim: ClaimedWork, rules: Rules, judgement: Judgement, rows: list[Rollout] | None = None
+) -> Rerun:
     return Rerun(
         record=outcome_record(claim, judgement),
         detail=judgement.finding.detail if judgement.finding else "",

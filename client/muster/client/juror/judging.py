@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from threading import Event
@@ -23,7 +24,13 @@ from muster.api import BatchEntry
 from muster.api.public_hosts import Resolve, resolve
 from muster.chain import BatchView, CaseView, RunView
 from muster.client.chain_facts import HistoryView, OutcomePlace, entry_of
-from muster.client.disputes.rerun import Rerun, claim_of, measure_conduct, recompute
+from muster.client.disputes.rerun import (
+    Rerun,
+    claim_of,
+    measure_conduct,
+    recompute,
+    recompute_broken,
+)
 from muster.client.preflight import installed_version, require_software
 from muster.client.run_documents import (
     TASK_SETS,
@@ -34,6 +41,7 @@ from muster.client.run_documents import (
 from muster.client.sources import Signer, Sources
 from muster.client.tickets import slot_and_policy
 from muster.client.validator.batches import is_misdeclared
+from muster.client.validator.checks import ClaimedWork
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.judging import MISDECLARED, Rules, outcome_record
 from muster.client.validator.records import counted_before, judge_again
@@ -115,6 +123,8 @@ class CaseJudge:
     _by_verifiers: dict[Hash32, int] = field(default_factory=dict)
     """Cases whose rulings verifiers decide, with the number of claims looked at."""
     _loaded: _Version | None = None
+    _finite: set[_Version] = field(default_factory=set)
+    """Policies whose weights are finite, of those with which the engine failed."""
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the case that uses the engine."""
     _turn_ends: float = 0.0
@@ -217,8 +227,27 @@ class CaseJudge:
     async def _recompute(self, at: _CaseAt, entry: BatchEntry) -> Rerun:
         claim = claim_of(self.view, at.batch, entry, at.position, self.domain)
         data = await at.sources.file(entry.submission.file_hash)
-        async with self._policy(at.run, entry.submission.policy_version, at.sources):
-            return await self._attended(recompute(claim, data, at.rules, self.engine, self.decoder))
+        work = partial(recompute, claim, data, at.rules, self.engine, self.decoder)
+        try:
+            async with self._policy(at.run, entry.submission.policy_version, at.sources):
+                return await self._attended(work())
+        except EngineError:
+            if found := await self._rejected(at, claim, data):
+                return found
+            raise
+
+    async def _rejected(self, at: _CaseAt, claim: ClaimedWork, data: bytes) -> Rerun | None:
+        """Return the outcome of a claim if weights of its policy are not finite; None if they are,
+        or it was never published.
+        """
+        wanted = _wanted(at.run, claim.submission.policy_version)
+        if wanted is None or wanted in self._finite:
+            return None
+        folder = await self._fetch(wanted, at.sources)
+        found = await recompute_broken(claim, data, at.rules, self.decoder, folder)
+        if found is None:
+            self._finite.add(wanted)
+        return found
 
     async def _among_all(self, at: _CaseAt) -> Rerun:
         """Return the outcome for a batch that was refused as a whole."""
@@ -254,12 +283,11 @@ class CaseJudge:
         self, run: RunView, version: PolicyVersion, sources: Sources
     ) -> AsyncIterator[None]:
         """Hold the engine, with the policy that the work claims if it was published."""
-        checkpoint = run.checkpoints.get(version)
-        if checkpoint is None:
+        wanted = _wanted(run, version)
+        if wanted is None:
             async with self._its_turn():
                 yield
             return
-        wanted = (run.run_id, version, checkpoint.manifest_root)
         if self.engine.policy_version is None:
             # An engine in its own process loses its policy when the process dies.
             self._loaded = None
@@ -401,6 +429,12 @@ class CaseJudge:
             logger.info("files of a run deleted", extra={"run_id": name})
             await asyncio.to_thread(discard, self.folder / POLICIES / name)
             await asyncio.to_thread(discard, self.folder / TASK_SETS / name)
+
+
+def _wanted(run: RunView, version: PolicyVersion) -> _Version | None:
+    """Return a version with its root; None if it was never published."""
+    checkpoint = run.checkpoints.get(version)
+    return None if checkpoint is None else (run.run_id, version, checkpoint.manifest_root)
 
 
 def _bytes_in(entry: Path) -> int:

@@ -13,6 +13,8 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 from worlds.cases import ACCEPTED, ME, STRANGER, make_case
 from worlds.client_chain import make_batch, make_view
@@ -367,6 +369,51 @@ async def test_policy_that_comes_slowly_delays_no_other_case(
     assert (await judge.judge(shown.case))[0] == ACCEPTED
     hanging.cancel()
     await asyncio.wait([hanging])
+
+
+class Broken(HashEngine):
+    """Fails with every policy: it does not load, or computes nonsense."""
+
+    def __init__(self, *, loads: bool) -> None:
+        super().__init__(VERSION if loads else None)
+        self.loads = loads
+
+    def load_policy(self, folder: Path, version: PolicyVersion) -> None:
+        raise EngineError(f"version {version} in {folder.name} does not load")
+
+    def recompute(self, samples: Any) -> Any:
+        raise EngineError(f"nonsense in {len(samples)} samples")
+
+
+@pytest.mark.parametrize("loads", [True, False])
+@pytest.mark.parametrize("number", [float("nan"), 1.0])
+async def test_work_of_a_policy_that_is_not_finite_is_rejected_by_jurors_too(
+    world: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, loads: bool, number: float
+) -> None:
+    """Else a run in league could have such work accepted, and jurors be fined for absence."""
+    folder = tmp_path / "policy"
+    folder.mkdir()
+    save_file({"norm": torch.tensor([1.0, number])}, folder / "model.safetensors")
+    fetched: list[Any] = []
+
+    async def fetch(_self: CaseJudge, wanted: Any, _sources: Any) -> Path:
+        fetched.append(wanted)
+        return folder
+
+    monkeypatch.setattr(CaseJudge, "_fetch", fetch)
+    shown = world(ROWS, ACCEPTED)
+    judge = shown.judge()
+    judge.engine = Broken(loads=loads)
+    if number != 1.0:
+        found, said = await judge.judge(shown.case)
+        assert found == Ruling(Verdict.REJECTED, Reason.TOPLOC_MISMATCH)
+        assert "its norm is not finite" in said["detail"]
+        return
+    for _ in range(2):
+        with pytest.raises(EngineError):
+            await judge.judge(shown.case)
+    # The weights of a version are looked at once.
+    assert len(fetched) == (1 if loads else 3)
 
 
 def hostile_copy(folder: Path, target: Path) -> Path:
