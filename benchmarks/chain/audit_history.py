@@ -26,7 +26,7 @@ from muster.chain import (
 )
 from muster.chain.abi import ARTIFACTS, CONTRACTS, contract_abi, snake_case
 from muster.client.audit.dump import DumpedBlock, DumpEnd, writing_dump
-from muster.client.audit.observed import Observed
+from muster.client.audit.observed import Observed, Parameters
 from muster.protocol.eip712 import Domain, address_of, digest, sign
 from muster.protocol.encoding import abi_words, address_bytes, hex0x, keccak
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step, to_address
@@ -70,6 +70,23 @@ DEPLOYMENT = Deployment(
     ADDRESSES,
     {"challenge_window_s": WINDOW_S, "outcome_deadline_s": DEADLINE_S},
 )
+_PARAMETERS = Parameters(
+    challenge_window_s=WINDOW_S,
+    outcome_deadline_s=DEADLINE_S,
+    bond=0,
+    juror_fee=0,
+    jury_size=0,
+    jury_time_s=0,
+    wrong_verdict_ppm=0,
+    absence_ppm=0,
+    insurance_ppm=0,
+    reporter_ppm=0,
+    reporter_cap=0,
+    required_worker_stake=STAKE,
+    required_validator_stake=STAKE,
+    required_juror_stake=STAKE,
+)
+"""Those of an audit: the history has no cases."""
 DOMAIN = Domain(31337, ADDRESSES["ContributionLedger"])
 CONFIG = RunConfig(
     _account("trainer"),
@@ -161,7 +178,12 @@ class History:
             batches=self.batches,
             funds={RUN: Funds(left - self.reserved_wei, self.reserved_wei)},
             versions={RUN: PolicyVersion(self.version)},
-            parameters={"challenge_window_s": WINDOW_S, "outcome_deadline_s": DEADLINE_S},
+            strange=frozenset(),
+            parameters=_PARAMETERS,
+            jurors=frozenset(),
+            draw_hashes={},
+            announced={},
+            timestamp=self.now,
         )
 
     def accounts(self) -> dict[tuple[RunId, Address], StakeAccount]:
