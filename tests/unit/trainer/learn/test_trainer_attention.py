@@ -22,7 +22,7 @@ from transformers import (
 )
 from worlds.tiny_shapes import COMMON, GEMMA, LAYOUTS, uneven_samples
 
-from muster.trainer.learn import attention
+from muster.trainer.learn import attention, masked
 from muster.trainer.learn.cascade import Layout, cascade
 from muster.trainer.learn.logprob import head_of, token_logprobs
 from muster.trainer.learn.packing import TrainingSample, pack
@@ -131,6 +131,44 @@ def test_packed_gradients_are_those_of_padded_rows(name: str) -> None:
     assert model.config._attn_implementation == attention.NAME
     for budget in (10_000, 20, 1):
         assert _distance(_gradients(model, samples, budget, is_padded=False), expected) < 1e-6
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize("name", ["qwen3", *(name for name in PACKED if "window" in name)])
+def test_calls_on_a_few_queries_give_the_same_gradients(
+    name: str, queries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, samples = _model(PACKED[name]), uneven_samples()
+    model.set_attn_implementation(attention.MASKED)
+    expected = _gradients(model, samples, 10_000, is_padded=False)
+    assert attention.understands_packing(model)
+    assert _distance(_gradients(model, samples, 10_000, is_padded=False), expected) < 1e-6
+    model.set_attn_implementation(attention.MASKED)
+    monkeypatch.setattr(masked, "QUERIES", queries)
+    monkeypatch.setattr(masked, "CAPPED_PAIRS", 4 * queries)
+    assert _distance(_gradients(model, samples, 10_000, is_padded=False), expected) < 1e-6
+
+
+@settings(max_examples=50, deadline=None)
+@given(LAYOUTS, st.integers(1, 9), st.none() | st.integers(1, 8))
+def test_calls_have_just_the_keys_that_their_queries_see(
+    layout: Layout, queries: int, window: int | None
+) -> None:
+    row = torch.arange(layout.width)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(masked, "QUERIES", queries)
+        calls = list(masked._calls(layout, masked.Rule(1.0, window, None)))
+    assert torch.cat([row[asking] for asking, _ in calls]).sort().values.equal(row)
+    for asking, asked in calls:
+        (whole,) = (
+            torch.cat([row[part] for part in parts])[: asking.stop - own.stop or None]
+            for own, parts in layout.seen()
+            if own.start <= asking.start < own.stop
+        )
+        size = asking.stop - asking.start
+        assert 0 < size <= queries
+        seen = whole if window is None else whole[-(window + size - 1) :]
+        assert torch.equal(torch.cat([row[part] for part in asked]), seen)
 
 
 def test_gradient_checkpointing_keeps_the_layout() -> None:

@@ -13,12 +13,19 @@ import pytest
 import torch
 from click.testing import CliRunner
 from measured_peak import groups, kept_bytes, peak_bytes, recipe
-from transformers import AutoModelForCausalLM, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    MistralConfig,
+    PretrainedConfig,
+    Qwen3Config,
+)
 
 from muster.app.cli import muster
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId, Step
 from muster.protocol.sft import SftRecipe
+from muster.trainer.learn.attention import MASKED
 from muster.trainer.learn.learner import Learner
 from muster.trainer.learn.memory_plan import (
     PROCESS,
@@ -30,6 +37,7 @@ from muster.trainer.learn.memory_plan import (
 )
 from muster.trainer.learn.packing import TrainingSample
 from muster.trainer.learn.parallel import join
+from muster.trainer.learn.passes import Passes
 from muster.trainer.learn.recompute import Lane, Recompute
 from muster.trainer.learn.rehearsal import Rehearsal
 from muster.trainer.learn.sft_learner import SftLearner
@@ -144,6 +152,45 @@ def test_peak_is_the_planned_one_within_a_tenth(tmp_path: Path, name: str) -> No
     learner.step(Step(1), groups(LENGTH))
     measured = kept_bytes(learner) + peak_bytes(lambda: learner.step(Step(2), groups(LENGTH)))
     assert planned_bytes(plan) == pytest.approx(measured, rel=0.1)
+
+
+WINDOWED = {**TINY, "vocab_size": 200, "num_hidden_layers": 2, "max_position_embeddings": 8192}
+ROWS: dict[str, tuple[PretrainedConfig, int, Recompute, str]] = {
+    "window": (MistralConfig(**WINDOWED, sliding_window=256), 8192, "none", "cpu"),
+    "window, again": (MistralConfig(**WINDOWED, sliding_window=256), 8192, "full", "cpu"),
+    "a shorter row": (MistralConfig(**WINDOWED, sliding_window=2048), 3000, "full", "cpu"),
+    "capped scores": (Gemma2Config(**WINDOWED, sliding_window=256), 4096, "full", "cpu"),
+    "no kernel": (Qwen3Config(**WINDOWED), 4096, "full", "cuda"),
+}
+"""Models whose attention needs masks, and the length of a row."""
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_masked_attention_takes_what_is_planned(name: str) -> None:
+    own, length, recomputed, device = ROWS[name]
+    rehearsed = Rehearsal(own, recipe(length, 0).adapter, "float32", device)
+    planned = rehearsed.bytes(recomputed, length)
+    passes = Passes(
+        AutoModelForCausalLM.from_config(own, dtype=torch.float32).train(),
+        lambda _: None,
+        temperature=1.0,
+        micro_batch_tokens=length,
+        recomputed=recomputed,
+    )
+    assert passes.is_packed
+    if device == "cuda":
+        # As on a GPU in float32, which has no kernel without masks.
+        passes._computing.model.set_attn_implementation(MASKED)
+    (batch,) = passes.pack([TrainingSample((0,), (1,) * (length - 1), 1.0, 0)])
+
+    def train() -> None:
+        total, *_ = passes.objective(batch, lambda logp_R, _h, _rows: logp_R / length)
+        total.backward()  # type: ignore[no-untyped-call]  # torch's stub
+
+    train()
+    assert planned.training == pytest.approx(peak_bytes(train), rel=0.1)
+    with torch.no_grad():
+        assert planned.reading == pytest.approx(peak_bytes(lambda: passes.current(batch)), rel=0.1)
 
 
 class Alone:

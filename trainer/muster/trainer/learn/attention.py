@@ -11,26 +11,29 @@ Two ways to the same numbers:
   their prompt in one go, and both merged by their log-sum-exp. The backward pass gives each part
   the merged result and log-sum-exp, which makes its gradient exact. On a GPU in half precision
   these are two varlen flash calls; otherwise flash calls per sequence, in float32.
-* masked: one call per completion on its prompt and itself, where the cascade has no kernel: sliding
-  windows that are shorter than the sequences, and capped scores.
+* masked: calls for some of a completion's queries on the keys that they see, where the cascade has
+  no kernel: sliding windows that are shorter than the sequences, and capped scores.
 
-Axes: S positions of the row, H heads, E head size, Q queries and K keys of one call.
+Axes: S positions of the row, H heads, E head size.
 """
 
 import logging
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from transformers import AttentionInterface
 
 from muster.trainer.learn.cascade import Layout, cascade, has_kernel
+from muster.trainer.learn.masked import Rule, masked
 
 logger = logging.getLogger(__name__)
 
 NAME = "muster_packed"
 """The attention implementation's name in transformers."""
+MASKED = "muster_packed_masked"
+"""Name of the same with masks only, as on a device without kernels."""
 
 
 def packed_attention(
@@ -41,6 +44,7 @@ def packed_attention(
     attention_mask: Tensor | None,
     *,
     packed_layout: Layout | None = None,
+    has_kernels: bool = True,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -61,15 +65,17 @@ def packed_attention(
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     is_cut = sliding_window is not None and packed_layout.longest > sliding_window
-    if softcap or is_cut or not has_kernel(query):
-        keys, values = (_row(t, packed_layout, query.shape[1]) for t in (key, value))
-        out = _masked(query, keys, values, packed_layout, scale, sliding_window, softcap)
+    if softcap or is_cut or not (has_kernels and has_kernel(query.device, query.dtype)):
+        keys, values = (_row(t, packed_layout) for t in (key, value))
+        rule = Rule(scale, sliding_window, softcap)
+        out = masked(query, keys, values, packed_layout, rule)
     else:
         out = cascade(query, key, value, packed_layout, scale)
     return out, None
 
 
 AttentionInterface.register(NAME, packed_attention)
+AttentionInterface.register(MASKED, partial(packed_attention, has_kernels=False))
 
 
 def switch_off_dropout(model: Any) -> None:
@@ -136,10 +142,10 @@ def packed_hidden(
     return hidden_1SD[0]
 
 
-def _row(own: Tensor, layout: Layout, heads: int) -> Tensor:
-    """Return the whole row's keys or values per query head; `own` are at the queries' places."""
+def _row(own: Tensor, layout: Layout) -> Tensor:
+    """Return the whole row's keys or values; `own` are at the queries' places."""
     whole: Tensor = _Gathered.apply(own, layout)  # type: ignore[no-untyped-call]  # torch's stub
-    return whole.repeat_interleave(heads // own.shape[1], dim=1)
+    return whole
 
 
 class _Gathered(torch.autograd.Function):
@@ -151,46 +157,3 @@ class _Gathered(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return ctx.layout.sum_of(gradients[0]), None
-
-
-def _masked(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    layout: Layout,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-) -> Tensor:
-    out = torch.zeros_like(query.transpose(1, 2))
-    for own, parts in layout.seen():
-        keys, values = (torch.cat([t[:, :, s] for s in parts], dim=2) for t in (key, value))
-        mask = _band(own.stop - own.start, keys.shape[2], window, query.device)
-        asking = query[:, :, own]
-        if softcap:
-            result = _capped(asking, keys, values, mask, scale, softcap)
-        else:
-            result = functional.scaled_dot_product_attention(
-                asking, keys, values, attn_mask=mask, scale=scale
-            )
-        out[:, own] = result.transpose(1, 2)
-    return out
-
-
-def _band(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
-    """Return [Q, K], true where a query may see a key; the last query is at the last key."""
-    distance = (
-        torch.arange(keys - queries, keys, device=device)[:, None]
-        - torch.arange(keys, device=device)[None]
-    )
-    return (distance >= 0) & (distance < (window or keys))
-
-
-def _capped(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float
-) -> Tensor:
-    wide = torch.promote_types(query.dtype, torch.float32)
-    scores = query.to(wide) @ key.to(wide).transpose(2, 3)
-    scores = softcap * torch.tanh(scores * (scale / softcap))
-    weights = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1)
-    return weights.to(value.dtype) @ value

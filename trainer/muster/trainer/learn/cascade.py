@@ -131,9 +131,9 @@ class Layout:
         return gradient
 
 
-def has_kernel(query: Tensor) -> bool:
+def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
     """Tell whether `cascade` can run on this device in this type."""
-    return query.device.type == "cpu" or (query.is_cuda and query.dtype in _HALF)
+    return device.type == "cpu" or (device.type == "cuda" and dtype in _HALF)
 
 
 def cascade(query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float) -> Tensor:

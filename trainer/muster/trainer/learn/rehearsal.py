@@ -23,16 +23,18 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
 
 from muster.protocol.recipe import AdapterRecipe
-from muster.trainer.learn.attention import NAME, switch_off_dropout
+from muster.trainer.learn.attention import MASKED, NAME, switch_off_dropout
+from muster.trainer.learn.cascade import has_kernel
 from muster.trainer.learn.cheaper import quicken
 from muster.trainer.learn.context import BatchPart
 from muster.trainer.learn.logprob import block_rows, chunk_rows
+from muster.trainer.learn.masked import QUERIES
 from muster.trainer.learn.packing import MicroBatch, TrainingSample, pack
 from muster.trainer.learn.passes import ComputeType, shorten
 from muster.trainer.learn.recompute import Lane, Recompute, blocks, recompute
 
-TOKENS = (512, 1024)
-"""Lengths of rehearsed rows."""
+TOKENS = QUERIES
+"""Length of the shorter rehearsed row; calls of masked attention are as large in longer ones."""
 BLOCK_BUFFERS = 3
 """Float32 buffers of some rows' logits that are alive together."""
 CAPPED_BUFFERS = 5
@@ -78,12 +80,12 @@ class Rehearsal:
     ) -> None:
         """`config` is the architecture as transformers describes it, `device` as torch names it."""
         self._config, self._adapter, self._dtype = config, adapter, dtype
-        self._device = torch.device(device).type
+        self._device = torch.device(device)
         self._is_packed = True
         self._total = int(config.num_hidden_layers)
         self.size = self._measure()
         try:
-            self._few_blocks("none", self._few("none")[0], TOKENS[0], 1)
+            self._few_blocks("none", self._few("none")[0], TOKENS, 1)
         except (TypeError, ValueError, RuntimeError, KeyError, AttributeError):
             # As in `understands_packing`: if packed attention fails in any way, rows are padded.
             self._is_packed = False
@@ -97,12 +99,12 @@ class Rehearsal:
         Blocks are rehearsed with a small vocabulary; what the head and the embedding add is
         computed.
         """
-        layers = self._few(kind)
+        layers, lengths = self._few(kind), self._lengths(tokens)
         found = [
-            [self._few_blocks(kind, count, few, context) for few in TOKENS] for count in layers
+            [self._few_blocks(kind, count, few, context) for few in lengths] for count in layers
         ]
         at = [
-            [_line(TOKENS, [float(made[i]) for made in row], tokens) for row in found]
+            [_line(lengths, [float(made[i]) for made in row], tokens) for row in found]
             for i in range(3)
         ]
         is_all = layers[0] == layers[1]
@@ -133,6 +135,13 @@ class Rehearsal:
         least = 2 if kind == "host" else 1
         return (least, least + 1) if self._total > least + 1 else (self._total, self._total)
 
+    def _lengths(self, tokens: int) -> tuple[int, int]:
+        """Return the two lengths of rows to rehearse; a line through both gives `tokens`."""
+        window = getattr(self._config, "sliding_window", None) or tokens
+        # Only a row beyond the window needs masks.
+        least = min(tokens, TOKENS + window * (tokens > window))
+        return least, 2 * least
+
     def _measure(self) -> ModelSize:
         with FakeTensorMode():
             model = self._model(self._config)
@@ -153,7 +162,7 @@ class Rehearsal:
         """Return the bytes of the logits that exist at a time."""
         rows, width = self.size.vocabulary, 4 if self._dtype == "float32" else 2
         chunk = min(tokens, chunk_rows(rows))
-        block = min(chunk, block_rows(self._device, rows))
+        block = min(chunk, block_rows(self._device.type, rows))
         is_capped = bool(getattr(self._config, "final_logit_softcapping", None))
         buffers = CAPPED_BUFFERS if is_capped else BLOCK_BUFFERS
         return float(chunk * rows * width + buffers * block * rows * 4)
@@ -205,7 +214,8 @@ class Rehearsal:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         switch_off_dropout(model)
         if self._is_packed:
-            model.set_attn_implementation(NAME)
+            has_kernels = has_kernel(self._device, getattr(torch, self._dtype))
+            model.set_attn_implementation(NAME if has_kernels else MASKED)
         if self._adapter.rank:
             _adapt(model, self._adapter)
         quicken(model)
@@ -271,7 +281,8 @@ class _Rehearsed:
 
 
 def _batch(tokens: int, context: int, *, is_packed: bool) -> MicroBatch:
-    samples = [TrainingSample((0,), (0,) * (tokens // 2), 0.0, 0)] * 2
+    count = 1 if is_packed else 2
+    samples = [TrainingSample((0,), (0,) * (tokens // count), 0.0, 0)] * count
     (batch,) = pack(samples, 2 * tokens, is_padded=not is_packed)
     if context == 1 or not is_packed:
         return batch
