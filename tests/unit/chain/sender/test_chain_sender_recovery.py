@@ -474,6 +474,17 @@ async def test_label_is_not_repeated_when_its_receipt_is_no_longer_served(
     assert len(pool.sent) == 1
 
 
+async def test_label_is_not_repeated_when_its_transaction_moved_to_another_block(
+    pool: Pool, journal: SendJournal
+) -> None:
+    await pool.sender(journal=journal).send(TO, b"\1", label="one")
+    moved = {tx: receipt | {"blockHash": "0x" + "2b" * 32} for tx, receipt in pool.mined.items()}
+    pool.methods["eth_getTransactionReceipt"] = lambda tx: moved[tx] if pool.now > 30 else None
+    receipt = await pool.sender(journal=journal).send(TO, b"\1", label="one")
+    assert receipt["blockHash"] == "0x" + "2b" * 32
+    assert len(pool.sent) == 1
+
+
 # ------------------------------------------------------------------------- reorg
 
 
