@@ -26,6 +26,7 @@ from muster.trainer.learn import attention, masked
 from muster.trainer.learn.cascade import Layout, cascade
 from muster.trainer.learn.logprob import head_of, token_logprobs
 from muster.trainer.learn.packing import TrainingSample, pack
+from muster.trainer.learn.passes import ComputeType, Passes
 
 GPT2: dict[str, Any] = {
     **dict.fromkeys(("bos_token_id", "pad_token_id")),
@@ -169,6 +170,60 @@ def test_calls_have_just_the_keys_that_their_queries_see(
         assert 0 < size <= queries
         seen = whole if window is None else whole[-(window + size - 1) :]
         assert torch.equal(torch.cat([row[part] for part in asked]), seen)
+
+
+def _fails_in_bfloat16(
+    query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float
+) -> Tensor:
+    if query.dtype == torch.bfloat16:
+        raise RuntimeError("FlashAttention only supports Ampere GPUs or newer.")
+    return cascade(query, key, value, layout, scale)
+
+
+def _differs_in_bfloat16(
+    query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float
+) -> Tensor:
+    factor = 1.2 if query.dtype == torch.bfloat16 else 1.0
+    return cascade(query, key, value, layout, factor * scale)
+
+
+@pytest.mark.parametrize("kernel", [_fails_in_bfloat16, _differs_in_bfloat16])
+def test_rows_take_masks_where_the_kernel_fails_in_the_compute_type(
+    kernel: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = _in_bfloat16()
+    assert not caplog.records
+    monkeypatch.setattr(attention, "cascade", kernel)
+    found = _in_bfloat16(attention.MASKED)
+    assert "attention takes masks: its kernel fails here" in caplog.messages
+    assert _distance(found, expected) < 0.02
+    passes = _passes(_model(PACKED["qwen3"]).float(), "float32")
+    assert passes._computing.model.config._attn_implementation == attention.NAME
+
+
+def _passes(model: Any, dtype: ComputeType) -> Passes:
+    return Passes(
+        model, lambda _: None, temperature=0.9, micro_batch_tokens=1000, compute_dtype=dtype
+    )
+
+
+def _in_bfloat16(chosen: str = attention.NAME) -> dict[str, Tensor]:
+    """The gradients of passes in bfloat16, whose attention has to be the given one."""
+    model = _model(PACKED["qwen3"]).float()
+    passes = _passes(model, "bfloat16")
+    assert passes.is_packed
+    assert passes._computing.model.config._attn_implementation == chosen
+    for batch in passes.pack(uneven_samples()):
+        total, *_ = passes.objective(batch, lambda logp_R, _h, _rows: logp_R)
+        total.backward()  # type: ignore[no-untyped-call]  # torch's stub
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+def test_a_gpu_in_float32_has_masks_only() -> None:
+    model = _model(PACKED["qwen3"])
+    found = attention.fastest(model, torch.device("cuda"), torch.float32)
+    assert found == attention.MASKED
+    assert attention.fastest(model, torch.device("cpu"), torch.float32) == attention.NAME
 
 
 def test_gradient_checkpointing_keeps_the_layout() -> None:

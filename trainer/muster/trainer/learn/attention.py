@@ -5,19 +5,21 @@ Every completion token attends to its prompt and to its own completion up to its
 alone in a row. `muster_packed` is registered with transformers, so every model whose attention goes
 through its registry is trained this way; `understands_packing` finds out by comparing.
 
-Two ways to the same numbers:
+Two ways to the same numbers, of which `fastest` chooses:
 
 * cascade: causal attention within each prompt and completion, attention of a group's completions to
   their prompt in one go, and both merged by their log-sum-exp. The backward pass gives each part
   the merged result and log-sum-exp, which makes its gradient exact. On a GPU in half precision
   these are two varlen flash calls; otherwise flash calls per sequence, in float32.
 * masked: calls for some of a completion's queries on the keys that they see, where the cascade has
-  no kernel: sliding windows that are shorter than the sequences, and capped scores.
+  no kernel: sliding windows that are shorter than the sequences, capped scores, and devices whose
+  kernel does not take the number format or the head's size.
 
 Axes: S positions of the row, H heads, E head size.
 """
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -65,7 +67,7 @@ def packed_attention(
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     is_cut = sliding_window is not None and packed_layout.longest > sliding_window
-    if softcap or is_cut or not (has_kernels and has_kernel(query.device, query.dtype)):
+    if softcap or is_cut or not has_kernels:
         keys, values = (_row(t, packed_layout) for t in (key, value))
         rule = Rule(scale, sliding_window, softcap)
         out = masked(query, keys, values, packed_layout, rule)
@@ -88,12 +90,52 @@ def switch_off_dropout(model: Any) -> None:
                 setattr(module, name, 0.0)
 
 
+def fastest(model: Any, device: torch.device, dtype: torch.dtype) -> str:
+    """Return the attention that computes a model's packed rows on a device in a number format:
+    `NAME`, or `MASKED` where the cascade fails there; it is tried once, forward and backward.
+    """
+    if not has_kernel(device, dtype):
+        return MASKED
+    for size in {getattr(module, "head_dim", None) for module in model.modules()}:
+        if isinstance(size, int) and (reason := _reason_against(device, dtype, size)):
+            fields = {"head_size": size, "reason": reason}
+            logger.warning("attention takes masks: its kernel fails here", extra=fields)
+            return MASKED
+    return NAME
+
+
+def _reason_against(device: torch.device, dtype: torch.dtype, size: int) -> str:
+    """Say why `cascade` cannot compute heads of a size; empty when it can."""
+    rule = Rule(size**-0.5, None, None)
+    expected = _tried(partial(masked, rule=rule), device, dtype, size)
+    try:
+        found = _tried(partial(cascade, scale=rule.scale), device, dtype, size)
+    except RuntimeError as error:
+        return str(error)[:200]
+    pairs = zip(expected, found, strict=True)
+    worst = max(float((e - f).abs().max() / e.abs().max()) for e, f in pairs)
+    is_right = worst <= torch.finfo(dtype).eps ** 0.5
+    return "" if is_right else f"it differs from masked attention by {worst:.1e}"
+
+
+def _tried(
+    attend: Callable[..., Tensor], device: torch.device, dtype: torch.dtype, size: int
+) -> list[Tensor]:
+    """Return the output and the gradients of two heads that share keys and values."""
+    layout, generator = Layout((3, 2), ((4, 2), (3, 0))), torch.Generator().manual_seed(0)
+    drawn = (torch.randn(1, h, layout.width, size, generator=generator) for h in (2, 1, 1))
+    given = [tensor.to(device, dtype).requires_grad_() for tensor in drawn]
+    with torch.enable_grad():
+        out = attend(*given, layout)
+    return [out.detach(), *torch.autograd.grad(out, given, out.detach())]
+
+
 @torch.no_grad()
 def understands_packing(model: Any) -> bool:
     """Tell whether a model computes the same for packed sequences as for each alone.
 
-    If false, the model keeps its own attention; if true, it has `NAME`. The function compares the
-    two, so it also finds models with other attention, recurrent layers or other position ids.
+    If false, the model keeps its own attention; if true, it has the `fastest` one. The function
+    compares both, so it also finds other attention, recurrent layers and other position ids.
     """
     layout = Layout((3, 2), ((4, 2), (3, 0)))
     own = model.config._attn_implementation
@@ -108,7 +150,7 @@ def understands_packing(model: Any) -> bool:
         for p, c in layout.sequences()
     ]
     try:
-        model.set_attn_implementation(NAME)
+        model.set_attn_implementation(fastest(model, model.device, model.dtype))
         found = packed_hidden(model, tokens, layout)
     except (TypeError, ValueError, RuntimeError, KeyError, AttributeError) as error:
         # Whatever fails here, the padded path does not need it.

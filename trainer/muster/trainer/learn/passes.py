@@ -24,7 +24,7 @@ from torch import Tensor
 
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import PolicyVersion
-from muster.trainer.learn.attention import NAME, switch_off_dropout, understands_packing
+from muster.trainer.learn.attention import fastest, switch_off_dropout, understands_packing
 from muster.trainer.learn.cheaper import add_rows_at_once, narrow, quicken
 from muster.trainer.learn.logprob import (
     Head,
@@ -109,7 +109,8 @@ class Passes:
         switch_off_dropout(trained)
         self.is_packed = understands_packing(trained) if is_packed is None else is_packed
         if self.is_packed:
-            trained.set_attn_implementation(NAME)
+            dtype = getattr(torch, compute_dtype)
+            trained.set_attn_implementation(fastest(trained, trained.device, dtype))
         logger.info("samples share rows" if self.is_packed else "samples are padded to rows")
         self._cost = cost_of(trained)
         self._flops = 0.0

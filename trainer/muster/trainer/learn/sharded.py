@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from muster.inference.policy_files import keep_caps
 from muster.protocol.ids import PolicyVersion
-from muster.trainer.learn.attention import understands_packing
+from muster.trainer.learn.attention import MASKED, NAME, fastest, understands_packing
 from muster.trainer.learn.logprob import Objective
 from muster.trainer.learn.packing import MicroBatch, TrainingSample
 from muster.trainer.learn.parallel import Team, inside, shard
@@ -62,7 +62,12 @@ class ShardedPasses(Passes):
         self._team = team
         for buffer in trained.buffers():
             team.share(buffer)
-        shard(trained, team, getattr(torch, compute_dtype))
+        dtype = getattr(torch, compute_dtype)
+        shard(trained, team, dtype)
+        if self.is_packed:
+            # All ranks take the same: those that share rows exchange keys and values in it.
+            found = team.gather(fastest(trained, trained.device, dtype))
+            trained.set_attn_implementation(MASKED if MASKED in found else NAME)
         load_base(trained, published(BASE))
 
     def pack(self, samples: Sequence[TrainingSample]) -> list[MicroBatch]:
