@@ -314,6 +314,7 @@ class _Assembly:
             identity,
             keep=settings.keep_checkpoints,
             ranks=ranks,
+            device=settings.device,
         )
         inner = Learner(
             base,

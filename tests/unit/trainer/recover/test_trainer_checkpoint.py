@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Event
+from threading import Event, current_thread
 
 import numpy as np
 import pytest
@@ -239,6 +239,29 @@ def test_other_ranks_get_signs_of_life_while_states_are_hashed(
     leader.close()
     assert beats == [True, True]
     assert not is_beating
+
+
+@pytest.mark.parametrize(
+    ("device", "chosen"), [("cuda", 1), ("cuda:2", torch.device("cuda:2")), ("cpu", None)]
+)
+def test_tensors_are_written_on_the_learner_s_gpu(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, device: str, chosen: object
+) -> None:
+    seen: list[tuple[str, object]] = []
+
+    def note(gpu: object) -> None:
+        seen.append((current_thread().name, gpu))
+
+    def written() -> None:
+        note("written")
+
+    monkeypatch.setattr("torch.cuda.set_device", note)
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 1)
+    made = Checkpoints(folder, IDENTITY, device=device)
+    made.save(_state(), _tensors(), first=written).result(10)
+    made.close()
+    assert [gpu for _, gpu in seen] == [*[chosen] * (chosen is not None), "written"]
+    assert {thread for thread, _ in seen} == {"checkpoint_0"}
 
 
 def test_torn_folder_is_not_seen(checkpoints: Checkpoints, folder: Path) -> None:

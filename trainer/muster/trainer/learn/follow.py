@@ -39,7 +39,7 @@ def follow(team: Team, device: str) -> None:
             case "storage":
                 if checkpoints is not None:
                     checkpoints.close()
-                checkpoints = Checkpoints(*share, ranks=team)
+                checkpoints = Checkpoints(*share, ranks=team, device=device)
             case "save" if checkpoints is not None:
                 saved = checkpoints.save(share, learner.state(), release=learner.hold())
             case "read" if checkpoints is not None:

@@ -17,6 +17,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -165,10 +166,17 @@ class Checkpoints:
     """The newest states of one training in one folder."""
 
     def __init__(
-        self, folder: Path, owner: Owner, *, keep: int = 2, ranks: Ranks = ONE_PROCESS
+        self,
+        folder: Path,
+        owner: Owner,
+        *,
+        keep: int = 2,
+        ranks: Ranks = ONE_PROCESS,
+        device: str = "cpu",
     ) -> None:
         """`keep` is at least 2, so the previous checkpoint exists while a new one is written.
-        `latest` is the state that was saved or read last.
+        `latest` is the state that was saved or read last. `device` is the learner's; `cuda` means
+        the GPU of the calling thread.
         """
         self._folder = folder
         self._owner = owner
@@ -178,7 +186,9 @@ class Checkpoints:
         self._ranks = ranks
         self.latest: TrainerState | None = None
         ranks.lead("storage", (folder.absolute(), owner))
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._thread = ThreadPoolExecutor(
+            1, thread_name_prefix="checkpoint", initializer=_to_gpu(torch.device(device))
+        )
 
     def behind(self, work: Callable[[], object]) -> Future[object]:
         """Queue some work in the writing thread, after all that is queued now."""
@@ -390,6 +400,18 @@ def _from_dict(value: Mapping[str, Any]) -> TrainerState:
         previous_start=value["previous_start"],
         kept=value["kept"],
     )
+
+
+def _to_gpu(device: torch.device) -> Callable[[], None] | None:
+    """Return what makes a thread work on a device; None for a CPU.
+
+    torch copies a shard to the host in the order of the stream of the thread's GPU: on another GPU
+    it would write numbers that have not arrived.
+    """
+    if device.type != "cuda":
+        return None
+    gpu = torch.cuda.current_device() if device.index is None else device
+    return partial(torch.cuda.set_device, gpu)
 
 
 def _write_state(path: Path, value: dict[str, Any]) -> None:

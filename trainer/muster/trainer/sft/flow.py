@@ -86,7 +86,10 @@ class FineTuning:
         self._order = Order(prepared.rows, prepared.recipe.training)
         self._log = MetricsLog(self._job.state_dir / "metrics.jsonl")
         self._checkpoints = Checkpoints(
-            self._job.state_dir / "checkpoints", prepared.identity, ranks=self._ranks
+            self._job.state_dir / "checkpoints",
+            prepared.identity,
+            ranks=self._ranks,
+            device=self._job.choices.device,
         )
         self._learner = self._make_learner()
         self._evaluator = self._make_evaluator()
