@@ -419,9 +419,14 @@ class Projection:
             listed.remove(judged)
 
     def _close_case(self, case: CaseView | None) -> None:
-        """Move an outcome that a jury overturned to its new standing verdict."""
-        batch = None if case is None or not case.overturned else self.batch(case.batch_id)
-        if case is None or batch is None or batch.records is None:
+        """Move an outcome that a jury overturned to its new standing verdict.
+
+        The ruling of a summons replaces no outcome: it is the batch's first.
+        """
+        if case is None or case.is_summons or not case.overturned:
+            return
+        batch = self.batch(case.batch_id)
+        if batch is None or batch.records is None:
             return
         record = batch.records[case.position]
         judged = Judged(case.batch_id, case.position, record)

@@ -587,7 +587,8 @@ class Network:
         return self.apply(
             "DisputeCourt", "CaseClosed",
             case_id=case_id, status=list(CaseStatus).index(status), ruling=stands,
-            reporter=case.claims[0].claimant if is_other else ZERO_ADDRESS, fee=0,
+            reporter=ZERO_ADDRESS if case.is_summons or not is_other else case.claims[0].claimant,
+            fee=0,
         )  # fmt: skip
 
     def apply(self, contract: str, name: str, **args: Any) -> Event:

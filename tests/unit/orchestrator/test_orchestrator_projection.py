@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from dataclasses import replace
 
 from hypothesis import given, strategies as st
@@ -7,6 +8,7 @@ from muster.chain import Event
 from muster.orchestrator.projection import Judged, Projection, StreamProgress
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import Hash32, PolicyVersion, RunId, Step
+from muster.protocol.jury import Ruling
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
 from muster.protocol.recipe import TrainingRecipe
 
@@ -46,11 +48,14 @@ def committed(emit: Emitter, batch_id: int, root: Hash32, count: int, run: RunId
     )  # fmt: skip
 
 
-def posted(emit: Emitter, batch_id: int, records: list[OutcomeRecord]) -> Event:
+def posted(
+    emit: Callable[..., Event], batch_id: int, records: list[OutcomeRecord], signers: int = 3
+) -> Event:
     return emit(
         "ContributionLedger", "OutcomesPosted",
         batch_id=batch_id, run_id=RUN, outcomes_root=keccak(b""),
-        records=b"".join(r.to_bytes() for r in records), signatures=b"", posted_at=1, signers=3,
+        records=b"".join(r.to_bytes() for r in records), signatures=b"", posted_at=1,
+        signers=signers,
     )  # fmt: skip
 
 
@@ -216,3 +221,14 @@ def test_speed_of_judging_outlasts_batches_of_other_runs_and_own_ones_that_wait(
     assert made.judged_units_per_s() == 10
     made.rebuild()
     assert made.judged_units_per_s() == 10
+
+
+def test_work_that_jurors_judge_is_counted_once() -> None:
+    network = Network()
+    fed = Projection(network.view, RUN, TRAINING)
+    feed(fed, [committed(network.chain.emit, 1, keccak(b"work"), 1)])
+    # In one transaction the court closes the case before the ledger posts the outcome.
+    closed = network.close_case(network.summon(1), Ruling(Verdict.ACCEPTED, Reason.NONE))
+    fed.apply([closed, posted(network.apply, 1, [record(0, Verdict.ACCEPTED)], signers=0)])
+    assert (fed.total.accepted, len(fed.judged_with(Verdict.ACCEPTED))) == (1, 1)
+    assert snapshot(fed) == snapshot(Projection(fed.view, RUN, TRAINING))
