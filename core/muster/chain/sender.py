@@ -27,6 +27,7 @@ from typing import Any
 from muster.chain.abi import decode_revert
 from muster.chain.outgoing import (
     MARKET,
+    MIN_BUMP,
     TELL_SENT,
     Fees,
     SendRefusal,
@@ -79,7 +80,8 @@ class SendPolicy:
     bump_factor: float = 1.25
     """Least factor on the fees then; nodes require 1.1."""
     most_of_market: float = 4.0
-    """Highest fees then, as a multiple of the market's: above that, the price is not the reason."""
+    """Highest fees then, as a multiple of the market's: above that, the price is not the reason. A
+    transaction that pays less than the market still gets what a replacement needs."""
     highest_fee_wei: int = field(default_factory=lambda: highest_fee())
     """The highest price per gas that is ever paid."""
     give_up_after_s: float = 120.0
@@ -517,7 +519,11 @@ class TransactionSender:
         # What the node refused does not count: it has the attempt before.
         base = attempts.get(look.known if look and look.known else "", watch.action.attempts[-1])
         replaced = UnsignedTransaction.from_raw(base.raw)
-        limit = market.times(self._policy.most_of_market).at_most(self._most)
+        limit = market.times(self._policy.most_of_market)
+        if replaced.fees.max_wei < market.max_wei:
+            # It may never be mined, and nodes demand a higher tip, too, although the market's fell.
+            limit = limit.at_least(replaced.fees.times(MIN_BUMP))
+        limit = limit.at_most(self._most)
         fees = replaced.fees.times(self._policy.bump_factor).at_least(market).at_most(limit)
         if not fees.can_replace(replaced.fees):
             extra = _about(watch.action) | {"most": f"{limit.max_wei} wei per gas"}

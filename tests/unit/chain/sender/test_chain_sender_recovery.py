@@ -311,19 +311,59 @@ async def test_fees_have_a_cap(pool: Pool, journal: SendJournal) -> None:
     assert fees.count(4_687_500_000) > 1
 
 
+def set_market(pool: Pool, *, base_gwei: int, tip_wei: int) -> None:
+    """Have the newest block and the node name these fees from now on."""
+    block = pool.methods["eth_getBlockByNumber"]
+    pool.methods["eth_getBlockByNumber"] = lambda number, full: {
+        **block(number, full),
+        "baseFeePerGas": hex(base_gwei * 10**9),
+    }
+    pool.methods["eth_maxPriorityFeePerGas"] = lambda: hex(tip_wei)
+
+
 async def test_fees_follow_the_market(pool: Pool, journal: SendJournal) -> None:
     pool.auto = False
     sending = asyncio.create_task(pool.sender(journal=journal).send(TO, b"\1"))
     await until(lambda: bool(pool.sent), sending)
-    block = pool.methods["eth_getBlockByNumber"]
-    pool.methods["eth_getBlockByNumber"] = lambda number, full: {
-        **block(number, full),
-        "baseFeePerGas": hex(100 * 10**9),
-    }
+    set_market(pool, base_gwei=100, tip_wei=10**9)
     await until(lambda: len(pool.sent) >= 2, sending)
     assert pool.sent[1]["maxFeePerGas"] == 201 * 10**9
     pool.confirm(pool.sent[1])
     await sending
+
+
+@pytest.mark.parametrize("tip_wei", [0, 200_000_000])
+@pytest.mark.parametrize("is_dropped", [False, True])
+async def test_fees_follow_the_base_fee_although_tips_fell(
+    pool: Pool, journal: SendJournal, tip_wei: int, is_dropped: bool
+) -> None:
+    pool.auto = False
+    sending = asyncio.create_task(pool.sender(journal=journal).send(TO, b"\1"))
+    await until(lambda: bool(pool.sent), sending)
+    set_market(pool, base_gwei=10, tip_wei=tip_wei)
+    if is_dropped:
+        pool.waiting.clear()
+        pool.refusals = [errors.RpcError("max fee per gas less than block base fee", code=-32003)]
+    await until(lambda: len(pool.sent) >= 2, sending)
+    # Nodes take a replacement only if it raises both fees by a tenth.
+    assert pool.sent[1]["maxFeePerGas"] == 20 * 10**9 + tip_wei
+    assert pool.sent[1]["maxPriorityFeePerGas"] == 1.1 * 10**9
+    assert (pool.now < POLICY.bump_after_s) == is_dropped
+    pool.confirm(pool.sent[1])
+    await sending
+
+
+async def test_fees_do_not_rise_above_the_market_while_they_pay_the_base_fee(
+    pool: Pool, journal: SendJournal
+) -> None:
+    pool.auto = False
+    sending = asyncio.create_task(pool.sender(journal=journal).send(TO, b"\1"))
+    await until(lambda: bool(pool.sent), sending)
+    set_market(pool, base_gwei=1, tip_wei=200_000_000)
+    with pytest.raises(errors.TransactionLost):
+        await sending
+    assert len(pool.sent) > 1
+    assert len({t["hash"] for t in pool.sent}) == 1
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
