@@ -56,7 +56,8 @@ def main() -> None:
         blocks = History(asked.submissions).write(dump)
         size_mb = dump.stat().st_size / 2**20
         print(f"{blocks} blocks, {size_mb:.0f} MB, made in {time.perf_counter() - began:.0f} s")
-        rounds, report = [], {}
+        report: dict[str, Any] = {}
+        rounds = []
         for _ in range(asked.rounds):
             measured, report = audit(dump)
             rounds.append(measured)

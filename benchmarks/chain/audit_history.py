@@ -91,9 +91,12 @@ DOMAIN = Domain(31337, ADDRESSES["ContributionLedger"])
 CONFIG = RunConfig(
     _account("trainer"),
     _account("orchestrator"),
-    *(keccak(name) for name in (b"model", b"tasks", b"recipe", b"calibration")),
-    terms=RunTerms(PRICE, 100_000, EXACT_PPM, 2),
-    validators=tuple(address_of(key) for key in VALIDATORS),
+    keccak(b"model"),
+    keccak(b"tasks"),
+    keccak(b"recipe"),
+    keccak(b"calibration"),
+    RunTerms(PRICE, 100_000, EXACT_PPM, 2),
+    tuple(address_of(key) for key in VALIDATORS),
 )
 
 
@@ -375,9 +378,9 @@ class History:
                 **{"units": units, "amount": units * PRICE},
             }
             yield self._block(("RewardEscrow", "RewardClaimed", claimed))
-        for worker_id, units in self.earned.items():
-            if len(units) >= CLAIM_EVERY:
-                self.pending.append((self.now + WINDOW_S, worker_id, len(units), sum(units)))
+        for worker_id, earned in self.earned.items():
+            if len(earned) >= CLAIM_EVERY:
+                self.pending.append((self.now + WINDOW_S, worker_id, len(earned), sum(earned)))
         self.earned = {who: u for who, u in self.earned.items() if len(u) < CLAIM_EVERY}
 
 

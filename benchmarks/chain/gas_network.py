@@ -170,9 +170,12 @@ class Network:
         config = RunConfig(
             self.address("trainer"),
             self.address("orchestrator"),
-            *(keccak(name.encode()) for name in ("model", "tasks", "recipe", "calibration")),
-            terms=RunTerms(TOKEN // 10**6, 100_000, 500_000, quorum=2),
-            validators=tuple(self.address(name) for name in VALIDATORS),
+            keccak(b"model"),
+            keccak(b"tasks"),
+            keccak(b"recipe"),
+            keccak(b"calibration"),
+            RunTerms(TOKEN // 10**6, 100_000, 500_000, quorum=2),
+            tuple(self.address(name) for name in VALIDATORS),
         )
         self.run, created = await owner.runs.create_run(config)
         self.note("create_run", created)

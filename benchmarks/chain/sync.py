@@ -29,6 +29,7 @@ from muster.app.anvil import Anvil
 from muster.chain import (
     Chain,
     ChainView,
+    Event,
     EventReader,
     save_deployment,
 )
@@ -134,7 +135,8 @@ async def read(url: str, folder: Path, head: int, *, keeps: bool = True) -> str:
     async with await connected(url, folder) as chain:
         # Those of a development chain are not kept otherwise.
         chain.log_file = folder / "logs.sqlite" if keeps else None
-        reader, view, events, at = EventReader(chain), ChainView(), [], 0
+        reader, view, at = EventReader(chain), ChainView(), 0
+        events: list[Event] = []
         while at < head:
             try:
                 poll = await reader.poll()

@@ -69,7 +69,7 @@ def study_of(courses: dict[str, list[list[Evaluation]]]) -> Study:
     _draw(courses)
     metrics = {}
     for name, each in courses.items():
-        metrics[f"length_reward_{name}"] = fmean(course[-1].reward.value for course in each)
+        metrics[f"length_reward_{name}"] = fmean(_reward(course[-1]) for course in each)
         for end, place in (("start", 0), ("end", -1)):
             metrics[f"length_error_{end}_{name}"] = fmean(errors(each, place))
     rows = [
@@ -84,7 +84,7 @@ def study_of(courses: dict[str, list[list[Evaluation]]]) -> Study:
     )
     detail = {
         name: [
-            [[e.policy_version, round(e.reward.value, 4), round(_error(e), 3)] for e in course]
+            [[e.policy_version, round(_reward(e), 4), round(_error(e), 3)] for e in course]
             for course in each
         ]
         for name, each in courses.items()
@@ -95,6 +95,11 @@ def study_of(courses: dict[str, list[list[Evaluation]]]) -> Study:
 def errors(courses: list[list[Evaluation]], place: int) -> list[float]:
     """Return the mean distance from the budget at one evaluation of each training."""
     return [_error(course[place]) for course in courses]
+
+
+def _reward(evaluation: Evaluation) -> float:
+    assert evaluation.reward is not None
+    return evaluation.reward.value
 
 
 def _error(evaluation: Evaluation) -> float:

@@ -153,7 +153,7 @@ def _grown(rows: torch.Tensor) -> list[bytes]:
     """Return the proofs of rows that come sixteen at a time, as while tokens are generated."""
     one = np.zeros(1, np.int64)
     with device_proofs.DeviceBuilder(chunk_tokens=PROOF.chunk_tokens, topk=PROOF.topk) as builder:
-        for part in rows.split(16):
+        for part in torch.split(rows, 16):
             builder.extend(one, part[None])
         builder.end(one)
         return builder.take(0)

@@ -15,6 +15,7 @@
 """
 
 import gc
+import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -229,7 +230,7 @@ def _quick(made: Recipe) -> Recipe:
 
 def _apart(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
     """Return the norm of the difference of weights."""
-    return sum(float((one[name] - other[name]).square().sum()) for name in one) ** 0.5
+    return math.sqrt(sum(float((one[name] - other[name]).square().sum()) for name in one))
 
 
 def _weights(learner: Learner) -> dict[str, torch.Tensor]:

@@ -31,6 +31,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from muster.client.validator.replay import replay_rows
 from muster.inference import decode_loop
 from muster.inference.engine import Completion, Request
+from muster.inference.forward import to_rows
 from muster.inference.transformers_engine import TransformersEngine
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.recipe import Recipe, SamplingRecipe, TrainingRecipe
@@ -75,9 +76,9 @@ class Meter:
 def proofs_metered() -> Iterator[Meter]:
     """Count what the decode loop and the builder's thread spend on proofs."""
     meter = Meter()
-    methods = {name: meter.around(getattr(IncrementalBuilder, name)) for name in BUILDER_CALLS}
-    rounding = mock.patch.object(decode_loop, "to_rows", meter.around(decode_loop.to_rows))
-    with mock.patch.multiple(IncrementalBuilder, **methods), rounding:
+    calls: dict[str, Any] = {n: meter.around(getattr(IncrementalBuilder, n)) for n in BUILDER_CALLS}
+    rounding = mock.patch.object(decode_loop, "to_rows", meter.around(to_rows))
+    with mock.patch.multiple(IncrementalBuilder, **calls), rounding:
         yield meter
 
 

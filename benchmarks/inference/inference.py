@@ -14,6 +14,7 @@ Writes results/inference.json. The share of proofs is in results/toploc.json.
 """
 
 import json
+import math
 import os
 import statistics
 import sys
@@ -70,7 +71,7 @@ def measure_ours(request: dict[str, Any]) -> None:
 def cpu_s() -> float:
     """Return the CPU seconds that this process and its children have taken."""
     times = [child.cpu_times() for child in psutil.Process().children(recursive=True)]
-    return time.process_time() + sum(t.user + t.system for t in times)
+    return time.process_time() + math.fsum(t.user + t.system for t in times)
 
 
 Found = dict[str, list[float]]

@@ -38,7 +38,7 @@ from muster.app.demo.keys import DemoWorker, Role, cast
 from muster.app.demo.local_network import Network, NetworkOptions
 from muster.app.demo.processes import DemoProcess
 from muster.chain import ChainView, read_view
-from muster.inference.decode_loop import Decode
+from muster.inference.decode_loop import Decode, Integers
 from muster.inference.engine import Request
 from muster.inference.forward import Predicted
 from muster.protocol.ids import RunId
@@ -249,12 +249,12 @@ class CountedRows:
         self.live += len(prompts)
         return _predicted(len(prompts))
 
-    def step(self, tokens: Sequence[int]) -> Predicted:
+    def step(self, tokens_R: Integers) -> Predicted:
         """Note a step."""
-        self.steps.append(len(tokens))
-        return _predicted(len(tokens))
+        self.steps.append(len(tokens_R))
+        return _predicted(len(tokens_R))
 
-    def keep(self, order: Sequence[int]) -> None:
+    def keep(self, order: Integers) -> None:
         """Keep some."""
         self.live = len(order)
 

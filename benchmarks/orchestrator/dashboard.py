@@ -108,7 +108,9 @@ def pages(projection: Projection) -> dict[str, str]:
 
 async def measure(fetch: Callable[[], Awaitable[httpx.Response]]) -> tuple[float, float, int]:
     """Return median wall and CPU milliseconds of a page, and its bytes."""
-    walls, costs, size = [], [], 0
+    walls: list[float] = []
+    costs: list[float] = []
+    size = 0
     for _ in range(ROUNDS):
         # Wait until short-lived caches expire, so that they do not hide the cost of a page, and
         # pages had less than their share of the time, so that they do not wait for it.
@@ -124,7 +126,7 @@ async def measure(fetch: Callable[[], Awaitable[httpx.Response]]) -> tuple[float
 
 async def first_paint(url: str) -> float:
     """Return the median milliseconds until Chromium paints the run's page, cold."""
-    paints = []
+    paints: list[float] = []
     async with open_browser() as browser:
         for _ in range(7):
             async with open_page(browser) as visit:

@@ -35,10 +35,10 @@ from orchestrator_fakes import Network, submission_for
 
 from muster.api.answers import BatchEntry
 from muster.orchestrator.db import statements
-from muster.orchestrator.leases import leases
-from muster.orchestrator.leases.leases import SignedTicket, next_step
+from muster.orchestrator.leases.leases import INDEX_BLOCK, SignedTicket, next_step
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
+from muster.protocol.ids import Address, PolicyVersion
 from muster.protocol.messages import Reason, Submission, Ticket, Verdict
 from muster.protocol.recipe import TrainingRecipe
 
@@ -48,8 +48,6 @@ IDENTITIES = (1, 10, 100)
 HONEST, LEASE_S, GENERATE_S, JUDGE_S = 9, 600, 60, 20
 MACHINES = 10
 STAKE = 10**20
-FORESEEN = getattr(leases, "INDEX_BLOCK", 1)
-"""Numbers that the next slot may have."""
 
 
 def is_good(worker: str, step: int, index: int) -> bool:
@@ -115,14 +113,14 @@ class World:
             elif number not in self.retired:
                 await self._attack(number)
         self.mine = {k: t for k, t in self.mine.items() if t.deadline >= self.now}
-        oldest = self.bench.network.run.latest_version - TRAINING.max_async_level
+        oldest = (self.bench.network.run.latest_version or 0) - TRAINING.max_async_level
         held = sum(ticket.policy_version >= oldest for ticket in self.mine.values())
         self.most = max(self.most, held)
 
     def _beat(self) -> None:
         for number in [*range(HONEST), *self.identities]:
             node = self.bench.network.worker(number).node
-            self.bench.services.heartbeats.beat(node, 0, "generating", "test")
+            self.bench.services.heartbeats.beat(node, PolicyVersion(0), "generating", "test")
 
     async def _ask(self, number: int) -> Ticket | None:
         worker = self.bench.network.worker(number)
@@ -163,18 +161,15 @@ class World:
         bound = {"worker": worker.address}
         network.apply("WorkerRegistry", "NodeUnbound", node=worker.node, **bound)
         network.apply("WorkerRegistry", "NodeBound", node=address_of(key), **bound)
-        self.bench.services.heartbeats.beat(worker.node, 0, "generating", "test")
+        self.bench.services.heartbeats.beat(worker.node, PolicyVersion(0), "generating", "test")
 
     async def _foresees(self, number: int) -> bool:
         """Generate what the next ticket may be, and return whether most of it is good."""
         serving, worker = self.bench.services.leases, self.bench.network.worker(number)
         known = await serving.read_snapshot(self.bench.services.database, [worker])
         step = next_step(known.used, known.outstanding, TRAINING.submissions_per_step)
-        slots = known.accounts[worker.address].slots.get(step)
-        if FORESEEN == 1:
-            indices = {0 if slots is None else slots + 1}
-        else:
-            indices = set(range(FORESEEN)) - (slots or set())
+        slots = known.accounts[worker.address].slots.get(step, set())
+        indices = set(range(INDEX_BLOCK)) - slots
         if self.foreseen.get(number) != {(step, index) for index in indices}:
             share = max(1, MACHINES // len(self.identities))
             takes_s = GENERATE_S * -(-len(indices) // share)
@@ -217,7 +212,7 @@ class World:
             self.uploads.clear()
             await self.bench.follow()
         while True:
-            version = network.run.latest_version + 1
+            version = (network.run.latest_version or 0) + 1
             used = self.bench.services.projection.trained_submissions
             if used < version * TRAINING.submissions_per_step:
                 return
@@ -232,7 +227,7 @@ class World:
         self.data[is_attackers, is_good(claim.worker, claim.step, claim.index)] += 1
         return self.bench.network.judge([claim])
 
-    def _number_of(self, worker: str) -> int:
+    def _number_of(self, worker: Address) -> int:
         return self.bench.network.view.workers[worker].worker_id - 1
 
 

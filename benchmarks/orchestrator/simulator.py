@@ -139,7 +139,8 @@ def _rows(found: list[dict[str, Any]]) -> list[list[str]]:
 
 def _per(figures: dict[str, Any], kind: str) -> float:
     """Return the milliseconds of processor time per submission that a kind of process took."""
-    return 1000 * figures["cpu_s"].get(kind, 0.0) / max(figures["submissions"], 1)
+    took_ms: float = 1000 * figures["cpu_s"].get(kind, 0.0) / max(figures["submissions"], 1)
+    return took_ms
 
 
 HEADER = (

@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from benchmarks.proofs import base_models
-from benchmarks.proofs.calibration import RESULTS, folder_of
-from benchmarks.report import machine, print_table, write
+from benchmarks.proofs.calibration import folder_of
+from benchmarks.report import RESULTS, machine, print_table, write
 from transformers import DynamicCache
 
 from muster.inference.calibrated_limits import history_limits
@@ -123,7 +123,7 @@ def measure(name: str) -> Case:
     tokens_PT, worker, hidden = decode(engine, asked, eos)
     computed = engine.recompute(list(zip(asked, map(tuple, tokens_PT.tolist()), strict=True)))
     validator = np.stack([each.logits_TV for each in computed])
-    head = engine.forward.head.weight.detach().float().numpy().T
+    head = engine.forward.head.get_parameter("weight").detach().float().numpy().T
     bits = np.stack([each.hidden_TH for each in computed]).astype(np.uint32) << 16
     exact = (hidden @ head, bits.view(np.float32) @ head) if dtype == "bfloat16" else None
     random = np.random.default_rng(3)

@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from benchmarks.proofs import base_models, history
-from benchmarks.proofs.calibration import RECIPE, RESULTS, folder_of
-from benchmarks.report import machine, print_table, write
+from benchmarks.proofs.calibration import RECIPE, folder_of
+from benchmarks.report import RESULTS, machine, print_table, write
 
 from muster.inference.calibrated_limits import FLOORS, submission_size
 from muster.inference.transformers_engine import TransformersEngine

@@ -104,12 +104,13 @@ def reference() -> Iterator[Callable[[dict[str, Any]], dict[str, Any]]]:
     with subprocess.Popen(
         REFERENCE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as peer:
-        assert peer.stdin is not None
-        assert peer.stdout is not None
+        asked, answers = peer.stdin, peer.stdout
+        assert asked is not None
+        assert answers is not None
 
         def ask(request: dict[str, Any]) -> dict[str, Any]:
-            print(json.dumps(request), file=peer.stdin, flush=True)
-            answer: dict[str, Any] = json.loads(peer.stdout.readline())
+            print(json.dumps(request), file=asked, flush=True)
+            answer: dict[str, Any] = json.loads(answers.readline())
             return answer
 
         yield ask

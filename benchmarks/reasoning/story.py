@@ -123,7 +123,7 @@ class Story:
         # Remove the output of an interrupted try.
         shutil.rmtree(self._folder / "logs", ignore_errors=True)
         async with Processes(self._folder / "logs", environment) as processes:
-            steps = {
+            steps: dict[str, Callable[[], Awaitable[None]]] = {
                 "write": self._write_problems,
                 "read": partial(self._read, processes),
                 "measure": partial(self._measure, processes, "pretrained", "teacher"),

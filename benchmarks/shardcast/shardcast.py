@@ -281,7 +281,8 @@ def show(size_mib: int, found: dict[str, Any]) -> None:
 def hop_ratio(found: dict[str, Any]) -> float:
     """Return the median broadcast through 2 relays over the median hop."""
     runs = found["runs"][f"muster, {next(iter(TREES))}"]
-    return statistics.median(r["wall_s"] for r in runs) / statistics.median(found["hop_s"])
+    ratio: float = statistics.median(r["wall_s"] for r in runs) / statistics.median(found["hop_s"])
+    return ratio
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from muster.protocol.eip712 import address_of
-from muster.protocol.ids import PolicyVersion, RunId
+from muster.protocol.ids import Address, PolicyVersion, RunId
 from muster.shardcast import ChunkStore, Fetcher, Relay, ShardServer
 from muster.shardcast.trust import sign_root, trust_signer
 
@@ -54,7 +54,7 @@ def publish(store: ChunkStore, path: Path, version: PolicyVersion, key: bytes) -
     )
 
 
-async def relay(folder: Path, signer: str, upstreams: list[str]) -> None:
+async def relay(folder: Path, signer: Address, upstreams: list[str]) -> None:
     """Mirror and serve."""
     store = ChunkStore(folder, keep=1)
     mirror = Relay(upstreams, store, run_id=RUN, trust=trust_signer(signer), parallel=PARALLEL)
@@ -73,7 +73,7 @@ async def relay(folder: Path, signer: str, upstreams: list[str]) -> None:
         await mirror.run()
 
 
-async def client(folder: Path, signer: str, relays: list[str]) -> None:
+async def client(folder: Path, signer: Address, relays: list[str]) -> None:
     """Fetch every version as soon as a relay offers it."""
     async with Fetcher(relays, folder, keep=1, parallel=PARALLEL) as fetcher:
         say(url=None)

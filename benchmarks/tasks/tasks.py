@@ -8,19 +8,21 @@ work on the machine does not change that much; by the clock they are in the deta
 """
 
 import ctypes
+import math
 import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from unittest import mock
 
 import psutil
 from benchmarks.report import machine, print_table, write
 from benchmarks.tasks import task_sets
 
 from muster.tasks import Graded, Problem, verify, verify_all
-from muster.tasks.math import engine, verifier as math
+from muster.tasks.math import engine, verifier
 from muster.tasks.sandbox import shared_sandbox
 
 EXACT = [
@@ -123,7 +125,7 @@ def _cpu_s() -> float:
     """Return the CPU time of this process and all that it started, ended or not."""
     own = psutil.Process()
     times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
-    return sum(t.user + t.system + t.children_user + t.children_system for t in times)
+    return math.fsum(t.user + t.system + t.children_user + t.children_system for t in times)
 
 
 def _problem(gold: str) -> Problem:
@@ -158,9 +160,9 @@ def _flood(count: int) -> list[tuple[Problem, str, float]]:
 
 def _math_verify(count: int = 900) -> tuple[float, float]:
     """Return verdicts of two processes under the flood, as `_sandbox` returns them."""
-    math.shared_engine = lambda: two
     two = engine.Engine(2)
-    with ThreadPoolExecutor(2) as threads:
+    shared = mock.patch.object(verifier, "shared_engine", return_value=two)
+    with shared, ThreadPoolExecutor(2) as threads:
         list(threads.map(lambda _: two.ask({"pairs": [("x", "x")]}), range(2)))
         flood = _flood(count)
         started, spent_before = time.monotonic(), _cpu_s()

@@ -159,7 +159,7 @@ def measure(shape: str, tokens: int, ranks: int) -> dict[str, Any]:
         whole = gradient(folder, 1)
         distance = float((gradient(folder, ranks) - whole).norm() / whole.norm())
     share = max(e["measured"] - e["before"] for e in each) / (one["measured"] - one["before"])
-    found = {"one": one, "ranks": each, "gradient_norm": float(whole.norm())}
+    found: dict[str, Any] = {"one": one, "ranks": each, "gradient_norm": float(whole.norm())}
     found |= {"context_gradient_distance": distance, "context_rank_share": share}
     name = f"context, {shape}, {tokens} tokens, {ranks} ranks"
     metrics = {id_: found[id_] for id_ in IDS} if (shape, tokens, ranks) == DEFAULT else {}

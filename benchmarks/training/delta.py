@@ -77,13 +77,14 @@ def measure_step(folder: Path, before: Path, after: Path) -> dict[str, float]:
         if path.read_bytes() != (folder / "made" / name).read_bytes():
             raise SystemExit(f"error: {name} was not rebuilt")
     old, new = weights_of(before), weights_of(after)
+    exponents = (old >> np.uint16(7)) & np.uint16(0xFF)
     return {
         "ratio": full / delta.stat().st_size,
         "changed": float(np.mean(old != new)),
         "gaps_zstd_ratio": old.nbytes / gaps_zstd(old, new),
         "xor_zstd_ratio": old.nbytes / xor_zstd(old, new),
         "bound": old.nbytes / entropy_bytes(old, new, np.zeros_like(old)),
-        "exponent_bound": old.nbytes / entropy_bytes(old, new, (old >> 7) & 0xFF),
+        "exponent_bound": old.nbytes / entropy_bytes(old, new, exponents),
     }
 
 

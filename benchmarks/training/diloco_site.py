@@ -9,12 +9,12 @@ import json
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from muster.chain import ChainView, StreamItem
 from muster.lifecycle import ComputeThread
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import Hash32, PolicyVersion, RunId, Step
@@ -23,6 +23,7 @@ from muster.protocol.recipe import Recipe
 from muster.trainer.learn.learner import Learner
 from muster.trainer.loop import Parts, Trainer
 from muster.trainer.measure.metrics import MetricsLog, MetricsPoster, Unshown
+from muster.trainer.ports import ChainLedger
 from muster.trainer.publish.policies import BASE, PolicyShelf
 from muster.trainer.publish.publisher import Unpublished
 from muster.trainer.recover.checkpoint import Checkpoints, Identity
@@ -31,25 +32,18 @@ from muster.trainer.sites.site_learner import OuterStep, SiteLearner
 from muster.trainer.stream.reader import FileBuffer, StreamReader
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
-    """An accepted record at its place."""
-
-    position_in_stream: int
-    record: OutcomeRecord
-
-
-class FolderLedger:
+class FolderLedger(ChainLedger):
     """The accepted stream as lines of a file that grows."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__(ChainView(), RunId(1))
         self._folder = folder
 
-    def stream(self) -> Sequence[Item]:
+    def stream(self) -> Sequence[StreamItem]:
         """Return the records so far."""
         path = self._folder / "stream.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
-        return [Item(i, _record(i, json.loads(line))) for i, line in enumerate(lines)]
+        return [StreamItem(i, 0, i, _record(i, json.loads(line))) for i, line in enumerate(lines)]
 
     async def changed(self) -> None:
         """Return soon: the file may have grown."""

@@ -74,6 +74,7 @@ class OneProcess:
     def point(self, version: int) -> Point:
         """Return a version's held-out reward."""
         reward = self.evaluate(version).reward
+        assert reward is not None
         return Point(version, reward.value, reward.low, reward.high)
 
 

@@ -117,7 +117,8 @@ def samples_of(rows: list[Row]) -> list[TrainingSample]:
 @torch.no_grad()
 def logprobs(learner: SftLearner, rows: list[Row]) -> list[list[float]]:
     """Return the log-probabilities of the rows' completions, computed as they are trained on."""
-    passes, found = learner._passes, [[] for _ in rows]
+    passes = learner._passes
+    found: list[list[float]] = [[] for _ in rows]
     for batch in passes.pack(samples_of(rows)):
         parts = torch.split(passes.current(batch), batch.row_N.bincount().tolist())
         for place, part in zip(batch.order, parts, strict=True):

@@ -36,7 +36,7 @@ from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 EOS = 1
 
 
-class Measured(GRPOTrainer):
+class Measured(GRPOTrainer):  # type: ignore[misc]  # TRL is not installed beside mypy
     """TRL's trainer with given completions; its parts are timed."""
 
     work: list[list[list[dict[str, list[int]]]]]

@@ -103,7 +103,7 @@ class Side:
             if line.startswith('{"'):
                 self.said.append(json.loads(line))
         raise SystemExit(
-            f"error: this command ended: {self._process.args}; run it by hand to see why"
+            f"error: this command ended: {self._process.args!r}; run it by hand to see why"
         )
 
     def close(self) -> None:

@@ -140,13 +140,15 @@ class Scenario:
         await chain.token.approve(court, allowed + PARAMETERS.bond)
 
     def config(self) -> RunConfig:
-        names = ("model", "tasks", "recipe", "calibration")
         return RunConfig(
             TRAINER.address,
             ORCHESTRATOR.address,
-            *(keccak(name.encode()) for name in names),
-            terms=RunTerms(PRICE, FRAUD_PPM, EXACT_FRAUD_PPM, 2),
-            validators=tuple(v.address for v in VALIDATORS),
+            keccak(b"model"),
+            keccak(b"tasks"),
+            keccak(b"recipe"),
+            keccak(b"calibration"),
+            RunTerms(PRICE, FRAUD_PPM, EXACT_FRAUD_PPM, 2),
+            tuple(v.address for v in VALIDATORS),
         )
 
     async def create_run(self) -> None:

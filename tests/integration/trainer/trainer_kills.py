@@ -54,7 +54,7 @@ async def kill_and_compare(trainers: TrainerNetwork, *, kills: int, seed: int) -
     pace_s = (time.monotonic() - began) / steps
     await trainers.create("killed")
     await _accept_all(trainers, steps)
-    moments = []
+    moments: list[tuple[int, float]] = []
     while len(moments) < kills:
         left = kills - len(moments)
         # Few enough steps a life that the last kill still finds a trainer at work.

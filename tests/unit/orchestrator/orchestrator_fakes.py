@@ -420,7 +420,7 @@ class FakeChain:
         self.rewind_next: int | None = None
         self.done: dict[str, tuple[int, Any]] = {}
 
-    def once(self, label: str) -> Named:
+    def once(self, label: str) -> Any:
         return Named(self, label)
 
     def domain(self, contract: str) -> Domain:
