@@ -306,12 +306,16 @@ class TransformersEngine:
         _, forward = self._loaded()
         for prompt, completion in samples:
             self._require_fits(prompt, len(completion), completion)
+        lean = self._lean_now()
+        for batch in self.plan(samples):
+            part = [samples[i] for i in batch]
+            yield batch, predicting_rows(lean, part) if lean else _prefill_batch(forward, part)
+
+    def plan(self, samples: Sequence[tuple[Tokens, Tokens]]) -> list[list[int]]:
+        """Return the places of the samples of each forward pass, every sample once."""
         if lean := self._lean_now():
-            for batch in plan_passes(samples, self._pass_tokens(lean)):
-                yield batch, predicting_rows(lean, [samples[i] for i in batch])
-            return
-        for batch in plan_prefill(samples, self.max_rows, self._batch_tokens()):
-            yield batch, _prefill_batch(forward, [samples[i] for i in batch])
+            return plan_passes(samples, self._pass_tokens(lean))
+        return plan_prefill(samples, self.max_rows, self._batch_tokens())
 
     def _lean_now(self) -> LeanModel | None:
         """Return the lean model while it computes what the model does."""

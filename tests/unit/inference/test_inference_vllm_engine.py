@@ -24,6 +24,7 @@ from muster.inference.engine import (
     Share,
 )
 from muster.inference.vllm.engine import Patience, ProcessEngine, VllmEngine
+from muster.inference.vllm.host import HostedTransformers
 from muster.protocol.errors import EngineError, ProofError
 from muster.protocol.ids import Hash32, PolicyVersion
 from muster.protocol.recipe import ProofRecipe
@@ -336,3 +337,20 @@ def test_lack_of_memory_on_a_device_ends_one_call(computing: ProcessEngine, tmp_
         computing.prove([((1,), (5, 6, 7))], proof=PROOF)
     assert len(computing.prove([((1,), (5, 6, 7))], proof=PROOF)) == 1
     assert computing.pid == before
+
+
+@pytest.mark.parametrize(("pass_tokens", "passes"), [(1, 20), (60, 2), (1 << 14, 1)])
+def test_hosted_transformers_give_a_sign_of_life_after_every_pass(
+    policy_folder: Path, pass_tokens: int, passes: int
+) -> None:
+    options = {"dtype": "float32", "threads": 1, "max_rows": 64, "batch_tokens": pass_tokens}
+    # The device "cpu" would bound the memory of this process.
+    options |= {"device": "cpu:0", "context": None, "memory_share": None}
+    hosted, told = HostedTransformers(policy_folder, options), []
+    pairs = [((i // 10, i % 10), (5, 6, 7)) for i in range(20)]
+    proven = dict(hosted.prove(pairs, PROOF, tick=told.append))
+    assert (sorted(proven), len(told)) == (list(range(20)), passes)
+    samples = [Sample(*pair, 9, proven[i].proofs) for i, pair in enumerate(pairs)]
+    found = dict(hosted.examine(samples, PROOF, 1.0, tick=told.append))
+    assert (sorted(found), len(told)) == (list(range(20)), 2 * passes)
+    assert not any(c.exponent_mismatches for each in found.values() for c in each.chunks)

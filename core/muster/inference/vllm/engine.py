@@ -62,7 +62,8 @@ class Patience:
     """Seconds to import vLLM and open a policy: on a GPU it reads tens of gigabytes and
     compiles."""
     silence_s: float = 300.0
-    """Seconds between two signs of life in an answer: one step of the largest batch."""
+    """Seconds between two signs of life in an answer: one step, or one forward pass, of the largest
+    batch."""
     restarts: int = 3
     """Failures in a row after which a question is given up."""
 

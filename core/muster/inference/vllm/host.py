@@ -50,8 +50,6 @@ logger = logging.getLogger(__name__)
 ALIVE_S = 1.0
 """Seconds between signs of life in a long answer; more if a step takes longer."""
 
-_TOGETHER = 16
-"""Samples that are examined between two signs of life."""
 _ANY = PolicyVersion(0)
 """Placeholder: the process does not know the version of its policy."""
 
@@ -287,20 +285,23 @@ class HostedTransformers:
         self, samples: Sequence[tuple[Tokens, Tokens]], proof: ProofRecipe, *, tick: Tick
     ) -> Iterator[tuple[int, Completion]]:
         """Yield every sample's place and its completion with proofs."""
-        for first in range(0, len(samples), _TOGETHER):
-            part = samples[first : first + _TOGETHER]
-            for place, proofs in enumerate(self._engine.prove(part, proof=proof), first):
-                yield place, Completion(tuple(samples[place][1]), proofs)
+        # A sign of life after every pass: many long samples take a slow GPU minutes.
+        for batch in self._engine.plan(samples):
+            part = [samples[place] for place in batch]
+            made = self._engine.prove(part, proof=proof)
+            for place, (_, tokens), proofs in zip(batch, part, made, strict=True):
+                yield place, Completion(tuple(tokens), proofs)
             tick(None)
 
     def examine(
         self, samples: Sequence[Sample], proof: ProofRecipe, temperature: float, *, tick: Tick
     ) -> Iterator[tuple[int, Examined]]:
         """Yield every sample's place and findings."""
-        for first in range(0, len(samples), _TOGETHER):
-            part = samples[first : first + _TOGETHER]
+        pairs = [(each.prompt_tokens, each.completion_tokens) for each in samples]
+        for batch in self._engine.plan(pairs):
+            part = [samples[place] for place in batch]
             found = self._engine.examine(part, proof=proof, temperature=temperature)
-            yield from enumerate(found, first)
+            yield from zip(batch, found, strict=True)
             tick(None)
 
 
