@@ -1,7 +1,7 @@
 """Calibration, top to bottom: measure honest work, choose limits, try cheats under them.
 
- 1. generate rollouts in every way an honest worker might, recompute each in every way an honest
-    validator might, and choose limits from the worst errors;
+ 1. generate rollouts in every way an honest worker might, recompute each and all contributed work
+    in every way an honest validator might, and choose limits from the worst errors;
  2. let forgers that computed nothing make proofs: if one passes, the model is refused;
  3. let workers run something else (fewer layers, other weights, other seeds, another prompt): if
     one that saves most of the work passes, the model is refused too; the others are only recorded;
@@ -50,7 +50,7 @@ from muster.inference.contributions import (
 )
 from muster.inference.engine import Request, Room
 from muster.inference.honest import Honest, judge, measure_honest
-from muster.inference.measuring import Delivery, OwnParty, Party
+from muster.inference.measuring import Delivery, OwnParty, Party, Survey
 from muster.inference.transformers_engine import TransformersEngine, free_bytes
 from muster.inference.vllm.engine import VllmEngine
 from muster.protocol.encoding import abi_words, keccak
@@ -105,9 +105,13 @@ def calibrate_model(
     tell = Course(plan, parties, progress or _tell_nobody, clock)
     works = _works_of(contributions, model_dir, plan, requests)
     honest = measure_honest(bench, others, requests, plan, tell)
+    parts = []
+    for signed, work in zip(contributions, works, strict=True):
+        tell(f"work of {signed.name}")
+        parts.append(_recomputed(honest.survey, parties, signed, work, plan))
     for party in others:
         if isinstance(party.engine, VllmEngine):
-            # Cheats need the memory. It starts again for contributed work.
+            # Cheats need the memory.
             party.engine.close()
 
     tell("forgers that computed nothing")
@@ -124,9 +128,8 @@ def calibrate_model(
     own = _choose(model_dir, bench, plan, honest, cheap.errors.margins)
     own = own.model_copy(update={"history": _history(own, honest)})
     machines = [machine_of(honest, own, device_class(plan.device), ", ".join(plan.engines))]
-    for signed, work in zip(contributions, works, strict=True):
-        tell(f"work of {signed.name}")
-        machines.append(_add(honest, parties, signed, work, plan, own))
+    for signed, part in zip(contributions, parts, strict=True):
+        machines.append(_add(honest, part, signed, plan, own))
     merged = replace(plan, engines=_engines_of(plan, contributions))
     calibration = _choose(model_dir, bench, merged, honest, cheap.errors.margins)
     table = [sample_row(calibration, pair, "honest", e) for pair, e in honest.errors.items()]
@@ -188,21 +191,25 @@ def _engines_of(plan: MeasuringPlan, contributions: Sequence[Signed]) -> tuple[s
     return tuple(dict.fromkeys([*plan.engines, *said]))
 
 
-def _add(
-    honest: Honest,
-    parties: Sequence[Party],
-    signed: Signed,
-    work: Delivery,
-    plan: MeasuringPlan,
-    own: Calibration,
-) -> MeasuredMachine:
-    """Add a contribution: its work as recomputed here, and the errors that it reports."""
-    said, part = signed.contribution, Honest(honest.survey)
-    before = honest.redrawn.keys() | honest.errors.keys()
+def _recomputed(
+    survey: Survey, parties: Sequence[Party], signed: Signed, work: Delivery, plan: MeasuringPlan
+) -> Honest:
+    """Return what this machine finds in a contribution's work."""
+    part = Honest(survey)
     try:
-        judge(honest, parties, signed.name, work, plan)
+        judge(part, parties, signed.name, work, plan)
     except (EngineError, ProofError) as error:
         raise EngineError(f"{signed.name}: its work cannot be recomputed: {error}") from error
+    return part
+
+
+def _add(
+    honest: Honest, part: Honest, signed: Signed, plan: MeasuringPlan, own: Calibration
+) -> MeasuredMachine:
+    """Add a contribution: its work as recomputed here, and the errors that it reports."""
+    said, before = signed.contribution, honest.redrawn.keys() | honest.errors.keys()
+    for pair, errors in part.errors.items():
+        honest.add(pair, errors)
     add_claims(honest, signed, plan.recipe.proof.chunk_tokens)
     part.errors = _new(honest.errors, before)
     part.redrawn = _new(honest.redrawn, before)
@@ -267,8 +274,10 @@ def _prepare(folder: Path, plan: MeasuringPlan) -> tuple[OwnParty, list[Party], 
     bench = _load(folder, first, plan)
     requests = _requests(bench.engine, plan)
     longest = max(len(each.prompt_tokens) + each.max_new_tokens for each in requests)
+    others = [_load_party(folder, each, plan, bench, longest) for each in rest]
+    # vLLM has taken its memory by now.
     _require_room(bench, longest, plan)
-    return bench, [_load_party(folder, each, plan, bench, longest) for each in rest], requests
+    return bench, others, requests
 
 
 def _require_room(bench: OwnParty, longest: int, plan: MeasuringPlan) -> None:

@@ -4,7 +4,7 @@ import random
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,7 +14,13 @@ from scripts import load_script
 from transformers import AutoModelForCausalLM
 
 from muster.inference import calibrate, measuring, substitutes
-from muster.inference.calibrate import CalibrationRun, Course, calibrate_model, vllm_share
+from muster.inference.calibrate import (
+    CalibrationRun,
+    Course,
+    calibrate_model,
+    contribute,
+    vllm_share,
+)
 from muster.inference.calibrated_limits import FLOORS, Floors
 from muster.inference.calibration_plan import (
     VALIDATORS,
@@ -24,9 +30,12 @@ from muster.inference.calibration_plan import (
     Profile,
     Way,
 )
+from muster.inference.contributions import Signed
 from muster.inference.engine import Completion, Request, Room
 from muster.inference.measuring import Delivery, Errors, OwnParty, Party
 from muster.inference.transformers_engine import TransformersEngine
+from muster.protocol.eip712 import address_of
+from muster.protocol.encoding import keccak
 from muster.protocol.errors import EngineError
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.intervals import rate_bound
@@ -219,31 +228,46 @@ def test_full_profile_holds_every_cheat_and_every_way(
     assert len(run.calibration.to_bytes()) < Calibration.MAX_BYTES
 
 
-def test_vllm_gets_room_for_the_longest_sample_and_ends_before_cheats(
-    policy_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events: list[str] = []
-    rooms: list[Room] = []
+class Beside(TransformersEngine):
+    """An engine in vLLM's place."""
 
-    class Beside(TransformersEngine):
-        """An engine in vLLM's place."""
+    events: ClassVar[list[str]]
+    rooms: ClassVar[list[Room]]
 
-        def __init__(self, dtype: NumberFormat, *, room: Room, **options: Any) -> None:
-            del options["tensor_parallel"]
-            super().__init__(dtype, room=room, **options)
-            rooms.append(room)
+    def __init__(self, dtype: NumberFormat, *, room: Room, **options: Any) -> None:
+        del options["tensor_parallel"]
+        super().__init__(dtype, room=room, **options)
+        self.rooms.append(room)
 
-        def close(self) -> None:
-            events.append("vLLM ends")
+    def close(self) -> None:
+        self.events.append("vLLM ends")
 
+
+@pytest.fixture
+def beside(monkeypatch: pytest.MonkeyPatch) -> type[Beside]:
+    Beside.events, Beside.rooms = [], []
     monkeypatch.setattr(calibrate, "VllmEngine", Beside)
-    engines = ("transformers:float32", "vllm:float32")
-    calibrate_model(policy_folder, plan(engines=engines), progress=events.append)
+    return Beside
+
+
+BOTH = ("transformers:float32", "vllm:float32")
+
+
+def test_vllm_gets_room_for_the_longest_sample_and_ends_before_cheats(
+    policy_folder: Path, beside: type[Beside]
+) -> None:
+    given = [Signed(contribute(policy_folder, plan()), address_of(keccak(b"contributor")))]
+    run = calibrate_model(
+        policy_folder, plan(engines=BOTH), contributions=given, progress=beside.events.append
+    )
+    assert run.refusal is None
     # Four digits, an equals sign, and five new tokens.
-    assert rooms == [Room(context=10)]
-    named = [event.split(";")[0] for event in events]
+    assert beside.rooms == [Room(context=10)]
+    named = [event.split(";")[0] for event in beside.events]
     end = named.index("vLLM ends")
-    assert named[end - 1].startswith("honest work, vLLM float32")
+    assert named[end - 2].startswith("honest work, vLLM float32")
+    # Not after the cheats: vLLM would have to start again beside the memory that they leave.
+    assert named[end - 1] == f"work of {given[0].name}"
     assert named[end + 1] == "forgers that computed nothing"
 
 
@@ -265,6 +289,15 @@ def test_scores_that_fit_into_no_memory_are_refused_at_the_start(
     if refused is not None:
         assert "eager attention to 10 tokens takes 0.0 GB" in str(refused.value)
         assert "--profile quick" in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize("left", [1600, 2400])
+def test_scores_must_fit_beside_vllm(
+    policy_folder: Path, left: int, beside: type[Beside], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibrate, "free_bytes", lambda _device: left if beside.rooms else 3200)
+    with pytest.raises(EngineError, match="eager") if left < 2400 else nullcontext():
+        calibrate._prepare(policy_folder, plan(profile="full", engines=BOTH))
 
 
 def test_eager_attention_takes_as_many_samples_at_a_time_as_there_is_room_for(
