@@ -79,6 +79,24 @@ def test_another_environment_must_have_what_muster_imports(tmp_path: Path) -> No
     assert str(GPU_REQUIREMENTS) in refused.value.hint
 
 
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("kill -9 $$", "exit code -9"),
+        (r"printf 'no room: \377\n' >&2; exit 1", "no room: \ufffd"),
+        (r"printf ' \n' >&2; exit 3", "exit code 3"),
+    ],
+)
+def test_how_another_python_ended_is_said_whatever_it_wrote(
+    tmp_path: Path, end: str, said: str
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho {VERSION}\n{end}\n")
+    python.chmod(0o755)
+    with pytest.raises(EngineError, match=f"cannot import muster: {said}$"):
+        require_usable(python)
+
+
 def test_an_engine_needs_a_usable_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

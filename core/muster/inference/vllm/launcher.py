@@ -104,6 +104,7 @@ def require_usable(python: Path) -> str:
             env=process_environment(threads=1, device="cpu"),
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=_TRY_S,
         )
     except (OSError, subprocess.SubprocessError) as error:
@@ -112,10 +113,9 @@ def require_usable(python: Path) -> str:
     require_version(found)
     assert found is not None  # it is the needed version
     if done.returncode:
-        raise EngineError(
-            f"{python} cannot import muster: {done.stderr.strip().splitlines()[-1]}",
-            hint=_REMEDY,
-        )
+        # One that is killed, by want of memory for example, writes nothing.
+        *_, last = f"exit code {done.returncode}\n{done.stderr}".strip().splitlines()
+        raise EngineError(f"{python} cannot import muster: {last}", hint=_REMEDY)
     return found
 
 
