@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from muster.chain import SlashState
 from muster.orchestrator.db import Database, statements
@@ -123,12 +123,12 @@ LISTENERS = _gauge("listeners", "Open streams of server-sent events.")
 IS_LEADER = _gauge("is_leader", "Whether this replica writes to the chain: 1, or 0.")
 
 
-# Gauges are computed from the services on request, at most once a second.
+# Gauges are computed from the services on request.
 
 ALIVE_S = 120
 """Seconds since its last heartbeat during which a node counts as alive."""
-FRESH_S = 1.0
-"""Seconds for which figures are cached."""
+FRESH_S = 5.0
+"""Seconds for which the text of all metrics is kept."""
 MAX_PLANNED = 1000
 """Most batches whose calls are counted."""
 TRAINING_FIGURES = (
@@ -145,25 +145,31 @@ OF_TOKENS = frozenset({"entropy", "grad_norm", "kl", "mismatch_kl", "age_mean"})
 """Exported figures that a step without trained tokens does not have."""
 
 
-class Gauges:
-    """Updates the gauges of this module."""
+class MetricsText:
+    """The text of all metrics, built once in `FRESH_S` seconds, however many ask for it."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
-        self._reading = asyncio.Lock()
-        self._read_at = float("-inf")
+        self._building = asyncio.Lock()
+        self._built_at = float("-inf")
+        self._text = b""
 
-    async def refresh(self, services: Services) -> None:
-        """Set every gauge to its current value."""
-        async with self._reading:
-            if self._monotonic() - self._read_at < FRESH_S:
-                return
-            _set_run(services)
-            _set_workers(services)
-            _set_chain(services)
-            await _set_validators(services)
-            await _set_queues(services)
-            self._read_at = self._monotonic()
+    async def read(self, services: Services) -> bytes:
+        """Return the metrics in Prometheus' text format."""
+        async with self._building:
+            if self._monotonic() - self._built_at >= FRESH_S:
+                await _set_gauges(services)
+                self._text = generate_latest(REGISTRY)
+                self._built_at = self._monotonic()
+            return self._text
+
+
+async def _set_gauges(services: Services) -> None:
+    _set_run(services)
+    _set_workers(services)
+    _set_chain(services)
+    await _set_validators(services)
+    await _set_queues(services)
 
 
 async def count_queues(database: Database, now: int) -> tuple[int, int]:

@@ -25,7 +25,7 @@ from muster.orchestrator.leases.fitness import Hardware
 from muster.orchestrator.leases.leases import Leases
 from muster.orchestrator.leases.life import Heartbeats, Lives
 from muster.orchestrator.leases.shares import Turns, UnitCap
-from muster.orchestrator.metrics import Gauges
+from muster.orchestrator.metrics import MetricsText
 from muster.orchestrator.outcomes.breaker import Breaker
 from muster.orchestrator.outcomes.checking import ProofsOfChecking
 from muster.orchestrator.outcomes.doubles import Doubles
@@ -246,7 +246,7 @@ class Services:
     def _wire_status(self) -> None:
         settings = self.settings
         self.payments = Payments(self.chain, self.run_id)
-        self.gauges = Gauges()
+        self.metrics_text = MetricsText()
         self.training = TrainingMetrics(
             self.database,
             self.files,

@@ -4,9 +4,9 @@ guard around all of them: quotas per network address, metrics of requests, secur
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 from urllib.parse import unquote_plus
 
@@ -167,10 +167,10 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
 
 
+_NO_PAGES = frozenset({"/live", "/healthz", "/metrics"})
+
 KEPT_PAGES = 16
 """Most pages that are kept for those who wait for the same ones."""
-LONGEST_PAGE_S = 1.0
-"""Most seconds that are charged for a page; one that takes longer waits for a file or a relay."""
 _PageKey = tuple[str, bytes]
 
 
@@ -184,9 +184,35 @@ class _Page:
     """When its building began."""
 
 
+class _Timed:
+    """Awaits a coroutine and measures its own steps: how long it keeps the event loop, without the
+    time for which it waits."""
+
+    def __init__(self, awaited: Awaitable[None], monotonic: Callable[[], float]) -> None:
+        self._awaited, self._monotonic = awaited, monotonic
+        self.seconds = 0.0
+        """What its steps took so far."""
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        steps = self._awaited.__await__()
+        step = partial(next, steps)
+        while True:
+            began_s = self._monotonic()
+            try:
+                waits_for = step()
+            except StopIteration:
+                return
+            finally:
+                self.seconds += self._monotonic() - began_s
+            try:
+                step = partial(steps.send, (yield waits_for))
+            except BaseException as error:  # such as its cancellation, which is its own affair
+                step = partial(steps.throw, error)
+
+
 class Pages:
-    """Turns for pages and `/metrics`, one of which takes the event loop as long as hundreds of
-    heartbeats: few are built at once, in a share of the time, and one for all who wait for it.
+    """Turns for pages, one of which takes the event loop as long as hundreds of heartbeats: few
+    are built at once, in a share of the time, and one for all who wait for it.
     """
 
     def __init__(
@@ -229,11 +255,11 @@ class Pages:
         async def collect(message: Message) -> None:
             messages.append(message)
 
+        building = _Timed(self._app(scope, receive, collect), self._monotonic)
         try:
-            await self._app(scope, receive, collect)
+            await building
         finally:
-            seconds = min(self._monotonic() - began_s, LONGEST_PAGE_S)
-            self._quotas.page_seconds.charge("", seconds)
+            self._quotas.page_seconds.charge("", building.seconds)
         page = _Page(scope.get("route"), tuple(messages), began_s)
         if messages[0]["status"] == 200:
             self._kept.pop(key, None)
@@ -244,12 +270,11 @@ class Pages:
 
 
 def _is_page(scope: Scope) -> bool:
-    """Tell whether a request is for the dashboard or for metrics: not for programs, a file, or
-    events."""
+    """Tell whether a request is for the dashboard: not for programs, a file, or events."""
     if scope["type"] != "http" or scope["method"] != "GET":
         return False
     path = scope["path"]
-    return path not in ("/live", "/healthz") and not path.startswith(("/v1/", "/static/"))
+    return path not in _NO_PAGES and not path.startswith(("/v1/", "/static/"))
 
 
 def _host_of(scope: Scope) -> str:

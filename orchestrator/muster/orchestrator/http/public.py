@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse, PlainTextResponse, StreamingResponse
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from muster.api.answers import RunDocuments, RunInfo, RunStatus, SignedNetwork
 from muster.api.network_document import NetworkPage, sign_network
@@ -14,7 +14,6 @@ from muster.orchestrator.dashboard.status import to_json
 from muster.orchestrator.http.errors import refuse
 from muster.orchestrator.http.feed import StatusFeed
 from muster.orchestrator.http.requests import ServicesDep, host_of, require_run, seat_json
-from muster.orchestrator.metrics import REGISTRY
 from muster.protocol.ids import PolicyVersion, to_hash32
 
 router = APIRouter()
@@ -135,8 +134,7 @@ async def report_evaluation(request: Request, services: ServicesDep) -> Response
 @router.get("/metrics", include_in_schema=False)
 async def prometheus(services: ServicesDep) -> Response:
     """Return the process's metrics in Prometheus' text format."""
-    await services.gauges.refresh(services)
-    return Response(generate_latest(REGISTRY), media_type=CONTENT_TYPE_LATEST)
+    return Response(await services.metrics_text.read(services), media_type=CONTENT_TYPE_LATEST)
 
 
 @router.get("/healthz", response_class=PlainTextResponse)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -39,13 +39,15 @@ PAGE_BURST_S = 2.0
 
 
 class Readings:
-    """Turns for requests that read much: a few at once, the others wait in order."""
+    """Turns for requests that read much: a few at once, the others wait, and hosts take turns."""
 
     def __init__(self, at_once: int, *, most_per_host: int, what: str = "batches") -> None:
         """`what` names for refusals what the requests read."""
         self._turns = asyncio.Semaphore(at_once)
         self._most, self._what = most_per_host, what
         self._of_host = Counter[str]()
+        # Of each host one request queues for a turn, and the host's others queue here.
+        self._queues = defaultdict[str, asyncio.Lock](asyncio.Lock)
 
     @asynccontextmanager
     async def turn(self, host: str) -> AsyncIterator[None]:
@@ -54,10 +56,16 @@ class Readings:
             raise refuse("overloaded", f"this address waits for too many {self._what}")
         self._of_host[host] += 1
         try:
-            async with self._turns:
+            async with self._queues[host]:
+                await self._turns.acquire()
+            try:
                 yield
+            finally:
+                self._turns.release()
         finally:
-            self._of_host -= Counter({host: 1})
+            self._of_host[host] -= 1
+            if not self._of_host[host]:
+                del self._of_host[host], self._queues[host]
 
 
 @dataclass(eq=False, slots=True)

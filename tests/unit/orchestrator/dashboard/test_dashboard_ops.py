@@ -11,7 +11,13 @@ import yaml
 from orchestrator_bench import Bench
 from orchestrator_fakes import RUN
 
-from muster.orchestrator.metrics import REGISTRY, TRAINING_FIGURES, Gauges
+from muster.orchestrator.metrics import (
+    FRESH_S,
+    HEARTBEATS,
+    REGISTRY,
+    TRAINING_FIGURES,
+    MetricsText,
+)
 from muster.protocol.eip712 import address_of
 from muster.protocol.ids import Address
 from muster.protocol.messages import Reason, Verdict
@@ -123,7 +129,7 @@ async def test_gauges_tell_verdicts_reasons_and_slashes(bench: Bench) -> None:
     await bench.judge(1, [submission], Verdict.FRAUD, Reason.SAMPLER_MISMATCH)
     await bench.record()
     await bench.settle()
-    object.__setattr__(bench.services, "gauges", Gauges())
+    bench.services.metrics_text = MetricsText()
     found = await scrape(bench)
     for name in (
         'verdicts{verdict="fraud"}',
@@ -166,7 +172,7 @@ async def test_validator_that_let_a_call_pass_is_absent_until_it_speaks(bench: B
     assert await absent() == [0, 1, 0]
     assert (await bench.services.status.build()).absent_validators == [called[1]]
     await bench.judge(1, [submission], validators=(1,))
-    bench.services.gauges._read_at = float("-inf")
+    bench.services.metrics_text = MetricsText()
     assert await absent() == [0, 0, 0]
 
 
@@ -185,7 +191,12 @@ async def test_a_step_that_trained_on_nothing_is_a_gap(bench: Bench) -> None:
     assert found['muster_orchestrator_training{figure="reward"}'] == 0.125
 
 
-async def test_gauges_are_read_once_a_second_at_most(bench: Bench) -> None:
-    await scrape(bench)
-    await bench.services.training.report(1, {"entropy": 0.75})
-    assert (await scrape(bench)).get('muster_orchestrator_training{figure="entropy"}') != 0.75
+async def test_metrics_are_built_once_in_five_seconds_however_many_ask(bench: Bench) -> None:
+    now_s = 0.0
+    metrics = MetricsText(lambda: now_s)
+    first = await metrics.read(bench.services)
+    HEARTBEATS.inc()
+    now_s = FRESH_S - 0.01
+    assert await metrics.read(bench.services) is first
+    now_s = FRESH_S
+    assert await metrics.read(bench.services) != first

@@ -10,7 +10,7 @@ from muster.orchestrator import metrics
 from muster.orchestrator.dashboard.figures import panels
 from muster.orchestrator.dashboard.status import SHOWN_POINTS, to_json
 from muster.orchestrator.http.feed import Notice, StatusFeed
-from muster.orchestrator.metrics import Gauges
+from muster.orchestrator.metrics import MetricsText
 from muster.protocol.messages import Reason, Verdict
 from muster.protocol.mixture import CurriculumPoint, PartRecipe, TasksRecipe
 
@@ -202,7 +202,7 @@ async def test_parts_of_a_mixture_are_told_apart_everywhere(bench: Bench) -> Non
     assert (first.name, first.weight, first.reward, first.kept) == ("easy", 3, 0.5, 0.75)
     assert (first.length, first.eval_reward) == (9.0, 0.4)
     assert (second.weight, second.reward) == (0, None)
-    await Gauges().refresh(services)
+    await MetricsText().read(services)
     shown = {
         name: metrics.REGISTRY.get_sample_value(
             "muster_orchestrator_training", {"figure": f"part_{name}_kept"}
