@@ -2,9 +2,9 @@
 
 A slot is settled once, in the first batch that names it. All validators must agree at any time, so
 only batches before the judged one count, whether or not their outcomes are on chain yet. The
-orchestrator shows the content of such a batch; if it does not for long, that batch is left out. A
-batch that declares fewer units than its submissions claim is refused as a whole and fills no slots:
-its workers submit the same work again.
+orchestrator shows the content of such a batch. The batch is left out if it is not shown for long,
+or if nobody can judge it any more. A batch that declares fewer units than its submissions claim is
+refused as a whole and fills no slots: its workers submit the same work again.
 
 Content that the orchestrator does not show comes from relays, and from sources that workers name.
 No source is trusted. Most are named by strangers, who may want to delay validators: sources are
@@ -26,7 +26,7 @@ import httpx
 
 from muster.api import BatchEntry
 from muster.api.public_hosts import Resolve, resolve
-from muster.chain import BatchView, ChainView
+from muster.chain import BatchStatus, BatchView, ChainView
 from muster.client.chain_facts import HistoryView, entry_of, ticket_terms
 from muster.client.sources import SourcePatience, Sources
 from muster.client.validator.checks import ClaimedWork
@@ -138,7 +138,10 @@ class BatchReader:
         self._unread: dict[int, BatchView] = {}
         """Those of the run with unknown slots, by id."""
         self._slots = SlotIndex()
-        self._slots_of: dict[BatchName, Slots] = {}
+        self._shown: dict[BatchName, Slots] = {}
+        """Slots of batches whose content was shown."""
+        self._left_out: set[BatchName] = set()
+        """Batches that nobody showed for long."""
 
     async def contents(self, batch: BatchView) -> list[BatchEntry]:
         """Return the batch's submissions, which reproduce the root on chain.
@@ -166,7 +169,8 @@ class BatchReader:
 
     async def refresh(self, *, before: int) -> None:
         """Add the slots of the batches before this one: from the chain, from the journal and, if
-        others judge them, from their content. Raises ApiError while a batch is not available.
+        others may still judge them, from their content. Raises ApiError while a batch is not
+        available.
         """
         batches = self.context.view.batches
         if batches is not self._batches:
@@ -176,11 +180,13 @@ class BatchReader:
         new = list(islice(batches.values(), self._read, None))
         self._read += len(new)
         self._unread |= {b.batch_id: b for b in new if b.run_id == self.context.run_id}
-        for batch_id, batch in list(self._unread.items()):
-            slots = await self._slots_in(batch, before)
-            if slots is not None and batches is self._batches:
-                self._slots.add(batch.first_id, slots)
-                self._unread.pop(batch_id, None)
+        for batch in list(self._unread.values()):
+            slots = self._known_slots(batch)
+            if slots is not None:
+                self._fill(batch, slots)
+            elif batch.is_void or batch.status is BatchStatus.WITHHELD:
+                del self._unread[batch.batch_id]
+        await self._read_shown([b for b in self._unread.values() if b.batch_id < before])
 
     def claim(
         self, batch: BatchView, entry: BatchEntry, earlier: Container[SlotOfWorker]
@@ -188,26 +194,45 @@ class BatchReader:
         """Return a submission as a claim; `earlier` are the slots before it in its own batch."""
         return claim_in(self.context.view, batch, entry, self.context.domain, self._slots, earlier)
 
-    async def _slots_in(self, batch: BatchView, before: int) -> Slots | None:
-        """Return the slots of a batch; None if they are unknown."""
-        name = batch.name
-        slots = self._slots_of.get(name)
-        if slots is not None:
-            return slots
-        judged = self.context.journal.judged(name)
+    def _known_slots(self, batch: BatchView) -> Slots | None:
+        """Return the slots of a batch that the chain or the journal tells, else None."""
+        judged = self.context.journal.judged(batch.name)
         if batch.records is not None:
-            slots = slots_of_records(batch.records)
-        elif judged is not None:
-            slots = slots_of_records(judged.records)
-        elif batch.batch_id < before:
-            slots = await self._shown_slots(batch)
-        if slots is not None:
-            self._slots_of[name] = slots
-        return slots
+            return slots_of_records(batch.records)
+        if judged is not None:
+            return slots_of_records(judged.records)
+        if batch.work is not None:
+            return (slot_in(self.context.view, batch, batch.work.submission),)
+        return self._shown.get(batch.name)
+
+    def _fill(self, batch: BatchView, slots: Slots) -> None:
+        self._slots.add(batch.first_id, slots)
+        self._unread.pop(batch.batch_id, None)
+
+    async def _read_shown(self, batches: Sequence[BatchView]) -> None:
+        """Add the slots of those batches that can still be judged, from their content. All are
+        asked for before the first failure is raised, so that the patience with all begins now.
+        """
+        wanted = [batch for batch in batches if batch.name not in self._left_out]
+        if not wanted:
+            return
+        now, deadline_s = await self.context.now(), self.context.windows.outcome_deadline_s
+        asking = asyncio.Semaphore(MOST_ASKED)
+
+        async def read(batch: BatchView) -> None:
+            async with asking:
+                slots = await self._shown_slots(batch)
+            if slots is not None:
+                self._fill(batch, slots)
+
+        judgeable = (batch for batch in wanted if now < batch.due_at(deadline_s))
+        failures = await asyncio.gather(*map(read, judgeable), return_exceptions=True)
+        for failure in filter(None, failures):
+            raise failure
 
     async def _shown_slots(self, batch: BatchView) -> Slots | None:
         """Return the slots of a batch that nobody judged yet; None if the orchestrator has not
-        shown it for long.
+        shown it for long: then it is left out until its outcomes are on chain.
         """
         name = batch.name
         try:
@@ -217,11 +242,14 @@ class BatchReader:
             begun = self._failing_since.get(batch.batch_id, now)
             if now - self._failing_since.setdefault(name, begun) < BATCH_PATIENCE_S:
                 raise
+            self._left_out.add(name)
             return None
         self._failing_since.pop(name, None)
-        if is_misdeclared(batch, [entry.submission for entry in entries]):
-            return ()
-        return tuple(slot_in(self.context.view, batch, entry.submission) for entry in entries)
+        slots: Slots = ()
+        if not is_misdeclared(batch, [entry.submission for entry in entries]):
+            slots = tuple(slot_in(self.context.view, batch, entry.submission) for entry in entries)
+        self._shown[name] = slots
+        return slots
 
 
 # Content that the orchestrator does not show

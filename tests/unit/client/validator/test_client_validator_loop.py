@@ -327,6 +327,73 @@ async def test_batch_that_fails_for_long_stops_holding_up_the_others(bench: Benc
     assert bench.orchestrator.outcomes[0][0] == 2
 
 
+def hide(bench: Bench, *batch_ids: int) -> None:
+    """Show something else in place of these batches, each of which is committed."""
+    for batch_id in batch_ids:
+        bench.commit_honest(batch_id, batch_id)
+        bench.orchestrator.batches[batch_id] = [honest(make_ticket(index=20))[0]]
+
+
+async def test_hidden_batches_hold_up_the_others_together_and_not_one_after_the_other(
+    bench: Bench,
+) -> None:
+    hide(bench, 1, 2, 3, 4, 5)
+    last = bench.commit_honest(6, 6)
+    with pytest.raises(ApiError, match="batch 1 do not make up its root"):
+        await bench.judge(last)
+    bench.seconds = BATCH_PATIENCE_S - 1
+    with pytest.raises(ApiError, match="do not make up its root"):
+        await bench.judge(last)
+    bench.seconds = BATCH_PATIENCE_S
+    assert await bench.judge(last) == [ACCEPTED]
+    asked = bench.orchestrator.calls["batch"]
+    assert await bench.judge(last) == [ACCEPTED]
+    assert bench.orchestrator.calls["batch"] == asked + 1  # nobody asks for hidden ones again
+
+
+async def test_hidden_batch_fills_its_slots_once_its_outcomes_are_on_chain(bench: Bench) -> None:
+    entry, data = honest(make_ticket())
+    hidden = bench.commit(1, [entry], data)
+    shown = bench.orchestrator.batches.pop(1)
+    bench.orchestrator.batches[1] = [honest(make_ticket(index=20))[0]]
+    last = bench.commit(2, [entry], data)
+    with pytest.raises(ApiError):
+        await bench.judge(last)
+    bench.seconds = BATCH_PATIENCE_S
+    assert await bench.judge(last) == [ACCEPTED]
+    bench.orchestrator.batches[1] = shown
+    await bench.loop.validate(hidden)
+    hidden.records, hidden.status = bench.posted(), BatchStatus.JUDGED
+    assert await bench.judge(last) == [(Verdict.REJECTED, Reason.SLOT_REUSED)]
+
+
+@pytest.mark.parametrize("end", ["withheld", "void", "past due"])
+async def test_hidden_batch_that_can_no_longer_be_judged_holds_up_nothing(
+    bench: Bench, end: str
+) -> None:
+    hide(bench, 1, 2)
+    last = bench.commit_honest(6, 6)
+    for batch_id in (1, 2):
+        batch = bench.view.batches[batch_id]
+        if end == "withheld":
+            batch.status = BatchStatus.WITHHELD
+        elif end == "void":
+            batch.voided_tx = "0x" + "33" * 32
+        else:
+            batch.committed_at = bench.chain_time - bench.loop.context.windows.outcome_deadline_s
+    assert await bench.judge(last) == [ACCEPTED]
+    assert bench.orchestrator.calls["batch"] == 1
+
+
+async def test_hidden_batch_that_is_due_in_a_second_holds_up_the_others(bench: Bench) -> None:
+    hide(bench, 1)
+    last = bench.commit_honest(6, 6)
+    first = bench.view.batches[1]
+    first.committed_at = bench.chain_time - bench.loop.context.windows.outcome_deadline_s + 1
+    with pytest.raises(ApiError, match="do not make up its root"):
+        await bench.judge(last)
+
+
 async def test_outcomes_that_get_lost_are_handed_over_again(bench: Bench) -> None:
     batch = bench.commit_honest(1, 0)
     await bench.loop.validate(batch)

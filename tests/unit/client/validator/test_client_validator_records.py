@@ -148,7 +148,7 @@ async def test_reader_looks_at_new_batches_only_and_at_all_after_a_reorganisatio
     assert reader._slots.is_used((1, 1, 0), before=9)
     view.batches[7] = judged(7, make_record(2))
     looked_at: list[int] = []
-    reader._slots_in = noting(reader._slots_in, looked_at)  # type: ignore[method-assign]
+    reader._known_slots = noting(reader._known_slots, looked_at)  # type: ignore[method-assign]
     await reader.refresh(before=8)
     assert looked_at == [7]
     assert reader._slots.is_used((2, 1, 0), before=9)
@@ -159,9 +159,9 @@ async def test_reader_looks_at_new_batches_only_and_at_all_after_a_reorganisatio
 
 
 def noting(call: Any, looked_at: list[int]) -> Any:
-    async def noted(batch: Any, before: int) -> Any:
+    def noted(batch: Any) -> Any:
         looked_at.append(batch.batch_id)
-        return await call(batch, before)
+        return call(batch)
 
     return noted
 
