@@ -310,12 +310,12 @@ def _second_step(job: Job) -> tuple[torch.Tensor, torch.Tensor]:
 def breaks(team: Team | None, folder: Path) -> Any:
     """What is not finite: nothing, a number that only the last rank has, the logits."""
     job = Job(team, folder)
-    found = [job.learner.fault()]
+    found = [job.learner.fault({})]
     for name, number in ((LATE, float("nan")), ("model.norm.weight", 3e38)):
         weights = {n: weight.clone() for n, weight in job.shelf.weights(BASE).items()}
         weights[name][-1 if name == LATE else slice(None)] = number
         job.learner.load(weights)
-        found.append(job.learner.fault())
+        found.append(job.learner.fault({}))
     job.checkpoints.close()
     return found
 

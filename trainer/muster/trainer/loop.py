@@ -186,7 +186,7 @@ class Trainer:
         began = parts.clock()
         step = Step(self._version + 1)
         figures = await parts.compute.run(parts.learner.step, step, taken.groups)
-        fault = await parts.compute.run(parts.learner.fault)
+        fault = await parts.compute.run(self._fault)
         version = PolicyVersion(step)
         # Logged before the save: if the step has to be taken again, the next start removes its
         # line.
@@ -261,6 +261,11 @@ class Trainer:
             )
         return judgement.back_to
 
+    def _fault(self) -> str | None:
+        """Return what of the policy is not finite, in training or as it would be published."""
+        learner = self._parts.learner
+        return learner.fault(self._parts.shelf.formats(learner.weights()))
+
     def _roll_back(self, version: PolicyVersion) -> None:
         """Give the learner an earlier version's weights and optimiser, and a smaller rate."""
         parts = self._parts
@@ -329,11 +334,11 @@ class Trainer:
         saved = await parts.compute.run(parts.checkpoints.newest)
         parts.log.forget_after(saved.state.version if saved else self._version)
         if saved is None:
-            require_finite(self._version, await parts.compute.run(parts.learner.fault))
+            require_finite(self._version, await parts.compute.run(self._fault))
             return [_Made(self._version, 0, 0)]
         state = saved.state
         writing = await parts.compute.run(self._restore, saved)
-        require_finite(state.version, await parts.compute.run(parts.learner.fault))
+        require_finite(state.version, await parts.compute.run(self._fault))
         if writing is not None:
             # Not in the tensor thread: it sends signs of life to the waiting ranks.
             await asyncio.wrap_future(parts.checkpoints.behind(writing))

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from trainer_fakes import make_recipe
 from trainer_world import World
 
 from muster.protocol.errors import TrainingCollapsed
 from muster.protocol.ids import PolicyVersion, Step
 from muster.trainer.learn.learner import Learner
-from muster.trainer.publish.policies import BASE, PolicyShelf
+from muster.trainer.publish.policies import BASE, WEIGHTS_FILE, PolicyShelf
 from muster.trainer.recover.collapse import AlarmLimits, Guard
 from muster.trainer.sites.site_learner import SiteLearner
 
@@ -127,6 +130,38 @@ async def test_checkpoint_that_is_not_finite_is_not_published(world: World) -> N
     assert 3 not in world.policy_roots.sent
 
 
+@pytest.fixture
+def short_world(tmp_path: Path, model_folder: Path) -> World:
+    """The same with a base model, and so with versions, in float16."""
+    folder = shutil.copytree(model_folder, tmp_path / "short")
+    weights = load_file(folder / WEIGHTS_FILE)
+    short = {name: weight.half() for name, weight in weights.items()}
+    save_file(short, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    made = World(tmp_path / "world", folder, make_recipe(max_async_level=20))
+    made.feed.submit_many(range(20))
+    return made
+
+
+async def test_weights_that_overflow_the_published_format_are_rolled_back(
+    short_world: World,
+) -> None:
+    error = await _collapsed(short_world, learner=_breaking(short_world, 1e5))
+    assert f"step 3 made are not finite ({NORM} in torch.float16)" in str(error)
+    assert "--on-collapse rollback" in str(error.hint)
+    guard = Guard(AlarmLimits(), action="rollback")
+    await short_world.train(5, learner=_breaking(short_world, 1e5), guard=guard)
+    assert short_world.policy_roots.sent == list(range(6))
+    assert torch.equal(short_world.weights(3), short_world.weights(2))
+    assert not torch.equal(short_world.weights(4), short_world.weights(3))
+
+
+async def test_large_weights_that_the_published_format_holds_are_published(
+    short_world: World,
+) -> None:
+    await short_world.train(4, learner=_breaking(short_world, 1e4))
+    assert short_world.policy_roots.sent == list(range(5))
+
+
 def test_weights_that_overflow_the_published_format_are_not_written(
     tmp_path: Path, model_folder: Path
 ) -> None:
@@ -142,12 +177,12 @@ def test_weights_that_overflow_the_published_format_are_not_written(
 
 def test_fault_of_a_site_is_that_of_its_learner(world: World) -> None:
     class Broken:
-        def fault(self) -> str:
-            return "logits"
+        def fault(self, formats: Mapping[str, torch.dtype]) -> str:
+            return f"logits of {len(formats)}"
 
     site = SiteLearner.__new__(SiteLearner)
     site._inner = Broken()  # type: ignore[assignment]
-    assert site.fault() == "logits"
+    assert site.fault({NORM: torch.float16}) == "logits of 1"
 
 
 # Steps without any finite update

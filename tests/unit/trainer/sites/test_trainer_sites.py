@@ -130,7 +130,7 @@ class Toy:
         self.w = self.w - 0.1 * self.momentum
         return None
 
-    def fault(self) -> str | None:
+    def fault(self, _formats: Mapping[str, torch.dtype]) -> str | None:
         return None if bool(self.w.isfinite().all()) else "w"
 
     def weights(self) -> dict[str, Tensor]:
@@ -339,7 +339,7 @@ def test_movement_that_is_not_finite_is_not_averaged(
     """A site may break after it looked at its weights."""
     zero, one = _sites(start)
     _breaks_once(one.toy, 1, math.nan)
-    one.toy.fault = lambda: None  # type: ignore[method-assign]
+    one.toy.fault = lambda _formats: None  # type: ignore[method-assign]
     _together(
         lambda: zero.step(1, [1.0, 2.0]), lambda: [one.learner.join(), one.step(1, [1.0, 2.0])]
     )

@@ -58,7 +58,7 @@ def follow(team: Team, device: str) -> None:
                 # order.
                 checkpoints.behind(partial(deque, learner.pieces(share), maxlen=0))
             case "fault":
-                learner.fault()
+                learner.fault(share)
             case "load":
                 learner.load(None, is_fresh=share)
             case "beat":

@@ -386,13 +386,15 @@ def pieces_of(value: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
         start += numbers
 
 
-def is_finite(value: Tensor) -> bool:
-    """Tell whether this rank's numbers of a tensor hold no NaN or infinity."""
+def is_finite(value: Tensor, dtype: torch.dtype | None = None) -> bool:
+    """Tell whether this rank's numbers of a tensor hold no NaN or infinity, converted to `dtype` if
+    it is given.
+    """
     own = value.to_local() if isinstance(value, DTensor) else value
     if not own.is_floating_point() or not own.numel():
         return True
     # Ten times as fast as isfinite on a CPU; both ends are NaN where any number is.
-    return all(bool(end.isfinite()) for end in torch.aminmax(own.detach()))
+    return all(bool(end.to(dtype).isfinite()) for end in torch.aminmax(own.detach()))
 
 
 def _piece_sizes(numbers: int, dtype: torch.dtype) -> Iterator[int]:

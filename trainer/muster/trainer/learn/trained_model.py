@@ -220,17 +220,26 @@ class TrainedModel(ABC, Generic[RecipeType, StepType]):
             for piece in self._ranks.pieces(weights[name], dtype)
         )
 
-    def fault(self) -> str | None:
+    def fault(self, formats: Mapping[str, torch.dtype]) -> str | None:
         """Return what of the model is not finite: the name of a weight that holds NaN or infinity,
-        or LOGITS when a short pass gives some; None when all is finite. On all ranks together.
+        or would in its format of `formats`, or LOGITS when a short pass gives some; None when all
+        is finite. On all ranks together.
         """
-        self._ranks.lead("fault")
+        self._ranks.lead("fault", dict(formats))
         with self._ranks.watch("looking for what is not finite"):
-            own = (name for name, value in self.weights().items() if not is_finite(value))
-            if found := list(filter(None, self._ranks.gather(next(own, None)))):
+            if found := list(filter(None, self._ranks.gather(self._own_fault(formats)))):
                 return found[0]
             self._passes.refresh()
             return None if self._passes.is_finite() else LOGITS
+
+    def _own_fault(self, formats: Mapping[str, torch.dtype]) -> str | None:
+        """Return which of this rank's weights is not finite."""
+        for name, value in self.weights().items():
+            if not is_finite(value):
+                return name
+            if name in formats and not is_finite(value, formats[name]):
+                return f"{name} in {formats[name]}"
+        return None
 
     def hold(self) -> Callable[[], None]:
         """Keep the tensors of `weights` and `state` as they are until the result is called.

@@ -165,7 +165,7 @@ class PolicyShelf:
 
         The function may be called in another thread; until it returns, `weights` must not change.
         """
-        formats = self._formats(weights)
+        formats = self.formats(weights)
         shapes = {name: tuple(weights[name].shape) for name in formats}
         return partial(self._write, version, listed, formats, shapes, gather(formats))
 
@@ -199,8 +199,8 @@ class PolicyShelf:
         del base
         write_tensors(fresh / WEIGHTS_FILE, formats, shapes, pieces)
 
-    def _formats(self, weights: Mapping[str, Tensor]) -> Formats:
-        """Return the published format of each weight."""
+    def formats(self, weights: Mapping[str, Tensor]) -> Formats:
+        """Return the published format of each trained weight."""
         if self._dtype is not None:
             return _in_order(dict.fromkeys(weights, self._dtype))
         own = {n: t.dtype for n, t in self.weights(BASE).items() if t.dtype in _CODES}
@@ -351,8 +351,7 @@ def _write_pieces(fd: int, ends: Mapping[str, int], pieces: Iterable[tuple[str, 
             raise TrainingCollapsed(
                 f"{name} holds NaN or infinity in its published format, {piece.dtype}: its version "
                 "is not published",
-                hint="publish in a format with larger numbers (--publish-dtype), or start again "
-                "with --on-collapse rollback",
+                hint="start a new run from the version before, with a smaller learning rate",
             )
         write_all(fd, [piece.view(torch.uint8).numpy().data])
     if written != max(ends.values(), default=0):

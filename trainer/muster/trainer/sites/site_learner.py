@@ -148,9 +148,11 @@ class SiteLearner:
         )
         return figures
 
-    def fault(self) -> str | None:
-        """Return what of the policy is not finite, None when all is: the same at every site."""
-        return self._inner.fault()
+    def fault(self, formats: Mapping[str, torch.dtype]) -> str | None:
+        """Return what of the policy is not finite, also in these formats of its weights; None when
+        all is: the same at every site.
+        """
+        return self._inner.fault(formats)
 
     def weights(self) -> dict[str, Tensor]:
         """Return the policy's weights: the same at every site."""
@@ -307,7 +309,7 @@ class SiteLearner:
     def _require_finite(self, round_: Round, step: Step) -> None:
         """Leave the run when this site's policy is not finite: the mean would be so at all
         sites."""
-        fault = self._inner.fault()
+        fault = self._inner.fault({})
         if fault is None:
             return
         # Without connections the exchange ends, and without heartbeats this site counts as dead.
