@@ -7,6 +7,7 @@ after a reorg.
 from collections import Counter, defaultdict, deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 
 from muster.chain import BatchView, CaseView, ChainView, CheckpointView, Event, RunView, SlashView
 from muster.chain.conversion import lenient_reason
@@ -294,6 +295,12 @@ class Projection:
         """Return the first batch of the run that was committed with this root."""
         batch_id = self._batch_of_root.get(root)
         return None if batch_id is None else self.view.batches[batch_id]
+
+    def first_of_newest(self, count: int) -> int:
+        """Return the smallest id of the run's `count` newest batches and of its unsettled ones; 0
+        while it has none. Ids are of all runs: they do not tell how many batches lie between."""
+        newest = islice(reversed(self._batch_of_root.values()), count)
+        return min(chain(newest, self._unsettled), default=0)
 
     def batch(self, batch_id: int) -> BatchView | None:
         """Return a batch of this run."""

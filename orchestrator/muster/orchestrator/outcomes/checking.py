@@ -30,8 +30,8 @@ from muster.protocol.ids import Address, Hash32
 logger = logging.getLogger(__name__)
 
 KEPT_BATCHES = 2000
-"""Number of newest batches whose fingerprints are kept; validators keep the others in their
-folders."""
+"""Number of the run's newest batches whose fingerprints are kept, besides those that have no
+outcomes yet; validators keep the others in their folders."""
 COUNTED_BATCHES = 200
 """Number of newest judged batches in the summary."""
 SUMMARY_AGE_S = 1.0
@@ -146,8 +146,9 @@ class ProofsOfChecking:
             # reorganisation.
             of_one = {"batch_id": batch_id, "validator": validator}
             records_hash, of_fingerprints = hashes
+            first = self.projection.first_of_newest(KEPT_BATCHES)
             await asked.ask(
-                *(forget(**of_one, first=batch_id - KEPT_BATCHES) for forget in _FORGET),
+                *(forget(**of_one, first=first) for forget in _FORGET),
                 _COMMIT(
                     **of_one,
                     batch_root=batch.root,

@@ -10,7 +10,8 @@ from orchestrator_fakes import RUN
 
 from muster.api.answers import Watched
 from muster.orchestrator.http.quotas import Readings
-from muster.orchestrator.outcomes.checking import PROOF_DUE_S, SUMMARY_AGE_S
+from muster.orchestrator.outcomes import checking
+from muster.orchestrator.outcomes.checking import KEPT_BATCHES, PROOF_DUE_S, SUMMARY_AGE_S
 from muster.protocol.checking import Checking, CheckReport, fingerprints_hash, pack_fingerprints
 from muster.protocol.eip712 import address_of, digest, sign
 from muster.protocol.encoding import keccak
@@ -266,3 +267,36 @@ async def test_batch_that_takes_anothers_number_begins_without_proofs(bench: Ben
     assert held.fingerprints_hash == fingerprints_hash(OTHERS)
     assert await code_of(report(bench)) == "bad_report"
     assert (held.fingerprints, found.reports) == (None, [])
+
+
+async def commit_next(bench: Bench) -> int:
+    """One more batch of the run, for which a validator commits; returns its id."""
+    await bench.upload(1, b"file %d" % len(bench.network.view.batches))
+    await bench.commit()
+    batch_id = max(bench.network.view.batches)
+    root = bench.network.view.batches[batch_id].root
+    message = Checking(batch_id, root, keccak(b"records"), fingerprints_hash(OTHERS))
+    async with bench.validator() as api:
+        await api.post_checking(message, signed(bench, 0, message))
+    return batch_id
+
+
+async def test_batches_of_other_runs_take_no_place_of_this_runs_proofs(bench: Bench) -> None:
+    await commit(bench)
+    await judged(bench)
+    bench.network.chain.ledger.batches += KEPT_BATCHES + 100
+    assert await commit_next(bench) > KEPT_BATCHES + 100
+    await show(bench, pack_fingerprints(FINGERPRINTS))
+
+
+async def test_proofs_of_old_batches_are_forgotten_once_they_have_outcomes(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checking, "KEPT_BATCHES", 1)
+    await commit(bench)
+    await commit_next(bench)
+    await commit_next(bench)
+    await judged(bench)
+    await show(bench, pack_fingerprints(FINGERPRINTS))
+    await commit_next(bench)
+    assert await code_of(show(bench, pack_fingerprints(FINGERPRINTS))) == "bad_fingerprints"
