@@ -19,6 +19,7 @@ from muster.tasks.math import engine, parse_limits, verifier as math
 from muster.tasks.math.answers import MAX_ITEMS, read_answer
 from muster.tasks.math.comparison import compare
 from muster.tasks.math.engine import Engine, EngineUnavailable
+from muster.tasks.math.engine_process import _most_bytes
 from muster.tasks.math.spelling import parse_number
 from muster.tasks.math.verifier import final_answer
 
@@ -493,6 +494,23 @@ def test_memory_of_an_answer_does_not_depend_on_what_is_loaded(ending: Any) -> N
     source = Path(os.environ["PYTHONPATH"]) / "ending.py"
     source.write_text(f"import mmap\nLOADED = mmap.mmap(-1, 3 << 29)\n{source.read_text()}")
     assert made.ask({}).answer["size"] == 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("status", "size"),
+    [
+        ("Name:\tpython\nVmPeak:\t    3060 kB\nVmSize:\t    3000 kB\nVmRSS:\t    900 kB\n", 3060),
+        ("Name:\tVmPeak: 1 kB\nVmSize:\t3000 kB\nVmRSS:\t900 kB\nVmData:\t700 kB\n", 3000),
+        ("Name:\tpython\n", 0),
+    ],
+    ids=["Linux", "gVisor, which keeps no peak", "neither"],
+)
+def test_memory_of_a_child_is_read_from_what_the_system_says(
+    tmp_path: Path, status: str, size: int
+) -> None:
+    (tmp_path / "status").write_text(status)
+    assert _most_bytes(tmp_path / "status") == size << 10
+    assert _most_bytes(tmp_path / "nothing") == 0
 
 
 def test_answer_that_takes_more_memory_than_its_budget_meets_the_limit(ending: Any) -> None:
