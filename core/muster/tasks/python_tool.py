@@ -10,6 +10,7 @@ import re
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
+from unicodedata import normalize
 
 from muster.protocol.errors import TaskError
 from muster.tasks.code import LANGUAGES, python_of_sandbox, require_sandbox
@@ -64,6 +65,8 @@ _DIFFERS = re.compile(
     r"\s*\(|__(?!name__|main__|init__|str__|repr__)",
     re.ASCII | re.MULTILINE,
 )
+_CONTINUED = re.compile(r"\\(?:\r\n?|\n)")
+"""The end of a line that Python joins with the next."""
 
 _HARNESS = """
 import os, sys
@@ -102,13 +105,22 @@ def reply_with_output(problem: Problem, said: tuple[str, ...]) -> Turn:
     if program is None:
         return Done(said[-1])
     before, after = _marks(problem)
-    if _DIFFERS.search(program):
+    if may_differ(program):
         shown = "not run: its output could differ from machine to machine"
         return Reply(f"{before}{shown}{after}")
     try:
         return Reply(f"{before}{output_of(program)}{after}", is_repeatable=False)
     except SandboxUnavailable as error:
         return Undecided(f"programs are not run here: {error}", is_disturbance=True)
+
+
+def may_differ(program: str) -> bool:
+    """Return whether a program's text names, as Python reads it, what differs between machines."""
+    # Python takes a wide "o" for an "o". Each letter by itself: to normalise a text takes time that
+    # grows with the square of its length, and together no letters become ASCII.
+    letters = {letter: normalize("NFKC", letter) for letter in set(program) if letter > "\x7f"}
+    plain = {ord(a): b for a, b in letters.items() if b.isascii() and b.isidentifier()}
+    return _DIFFERS.search(_CONTINUED.sub(" ", program.translate(plain))) is not None
 
 
 def output_of(program: str) -> str:

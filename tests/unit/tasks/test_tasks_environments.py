@@ -143,6 +143,13 @@ def test_a_turn_without_a_program_is_the_answer(text: str) -> None:
         "eval('1')",
         "from random import SystemRandom",
         "exec('import time')",
+        "import \uff54\uff49\uff4d\uff45",
+        "print(\uff4fpen('/etc/passwd'))",
+        "().__\uff43lass__",
+        "()._\uff3fclass__",
+        "import\\\ntime",
+        "import math, \\\r\n os",
+        "print(id\\\r(3))",
     ],
 )
 def test_programs_that_name_what_differs_are_not_run(program: str) -> None:
@@ -161,12 +168,19 @@ def test_letter_of_some_pythons_decides_nothing(letter: str) -> None:
     assert "not run" not in replied(f"# idé(1) {letter}opened(1)")
 
 
-@pytest.mark.parametrize("word", ["import ", "from", "import x\n", "id ", "id" + " " * 99])
+MARKS, LETTERS = "\u0301\u0316", "".join(map(chr, range(0x10000, 0x10000 + MAX_PROGRAM_CHARS)))
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["import ", "from", "import x\n", "id ", "id" + " " * 99, "import\\\n", MARKS, LETTERS],
+    ids=range(8),
+)
 def test_any_program_is_read_in_no_time(word: str) -> None:
     program = word * (MAX_PROGRAM_CHARS // len(word))
     begun_s = time.process_time()
-    assert not python_tool._DIFFERS.search(program)
-    assert python_tool._DIFFERS.search(program + "\nimport a, os")
+    assert not python_tool.may_differ(program)
+    assert python_tool.may_differ(program + "\nimport a, os")
     assert time.process_time() - begun_s < 0.1
 
 
