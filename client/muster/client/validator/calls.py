@@ -12,7 +12,7 @@ both; there is no command for either.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise, takewhile
@@ -48,7 +48,7 @@ from muster.protocol.schedule import (
 
 if TYPE_CHECKING:
     from muster.api import BatchEntry
-    from muster.chain import BatchView, Chain, ChainView, RunView
+    from muster.chain import BatchView, Chain, ChainView, RunView, StreamItem
     from muster.client.validator.context import ValidatorContext
 
 logger = logging.getLogger(__name__)
@@ -105,6 +105,11 @@ class CallDuty:
         self._asked_at = float("-inf")
         self._forgot_until: int | None = None
         """Time on chain until which it may have signed outcomes that its journal lacks."""
+        self._stream: Sequence[StreamItem] = ()
+        self._read = 0
+        """Items of the run's stream that were looked at."""
+        self._drawn: list[tuple[BatchView, Hash32]] = []
+        """Accepted batches among these that are checked once more, with their seeds."""
 
     async def due(self) -> tuple[list[BatchView], bool]:
         """Return the batches to judge or hand over now, oldest first, and whether this validator
@@ -198,25 +203,50 @@ class CallDuty:
 
     async def reaudits(self) -> list[BatchView]:
         """Return the accepted batches that this validator checks again, oldest first."""
-        found = [b for b in self.recent() if self._is_mine_to_reaudit(b) and self._may_judge(b)]
+        self._draw()
+        found = [b for b, seed in self._drawn if self._is_mine_to_reaudit(b, seed)]
         if not found:
             return []
         now = await self.context.now()
-        return [
-            b for b in found if now < (b.posted_at or 0) + self.context.windows.challenge_window_s
-        ]
+        open_now = (b for b in found if now < self._challenged_until(b) and self._may_judge(b))
+        return sorted(open_now, key=lambda batch: batch.batch_id)
 
-    def _is_mine_to_reaudit(self, batch: BatchView) -> bool:
-        if not batch.records or batch.posted_beacon is None:
-            return False
-        seed = batch_seed(batch.posted_beacon, batch.run_id, batch.batch_id, batch.root)
-        if not is_reaudited(seed) or self.context.journal.judged(batch.name) is not None:
-            return False
-        if any(record.verdict is not Verdict.ACCEPTED for record in batch.records):
+    def _draw(self) -> None:
+        """Draw among the outcomes that were posted since the last call, and forget batches that
+        nobody can challenge any more.
+        """
+        stream, batches = self.context.run.stream, self.context.view.batches
+        if stream is not self._stream:
+            # A view that is rewound has another stream.
+            self._stream, self._read, self._drawn = stream, 0, []
+        if self._read == len(stream):
+            return
+        now = batches[stream[-1].batch_id].posted_at or 0
+        new = {item.batch_id: batches[item.batch_id] for item in stream[self._read :]}
+        self._read = len(stream)
+        recent = (batch for batch in new.values() if now < self._challenged_until(batch))
+        still = [each for each in self._drawn if now < self._challenged_until(each[0])]
+        self._drawn = [*still, *drawn_to_reaudit(recent)]
+
+    def _is_mine_to_reaudit(self, batch: BatchView, seed: Hash32) -> bool:
+        if self.context.journal.judged(batch.name) is not None:
             return False
         signers = batch.signed_by(self.context.run.seats)
         fresh = [v for v in self.context.run.validators if v not in signers]
         return draw_order(seed, fresh)[:1] == (self.me,)
+
+    def _challenged_until(self, batch: BatchView) -> int:
+        return (batch.posted_at or 0) + self.context.windows.challenge_window_s
+
+
+def drawn_to_reaudit(batches: Iterable[BatchView]) -> Iterator[tuple[BatchView, Hash32]]:
+    """Yield the accepted batches that are checked once more, each with its seed."""
+    for batch in batches:
+        is_accepted = all(r.verdict is Verdict.ACCEPTED for r in batch.records or ())
+        if is_accepted and batch.posted_beacon is not None:
+            seed = batch_seed(batch.posted_beacon, batch.run_id, batch.batch_id, batch.root)
+            if is_reaudited(seed):
+                yield batch, seed
 
 
 # Steps of a validator on chain when the orchestrator withholds its outcomes.

@@ -10,7 +10,7 @@ from worlds.client_chain import UNREACHABLE, WORKER_ID
 from worlds.client_world import NOW, RUN, VALIDATOR_KEY, make_ticket
 from worlds.validator_bench import ACCEPTED, Bench, honest, run_until
 
-from muster.chain import BatchStatus
+from muster.chain import BatchStatus, StreamItem
 from muster.chain.doubles import WITHHELD
 from muster.client.validator import calls as duties
 from muster.protocol.eip712 import address_of
@@ -174,6 +174,8 @@ def post(bench: Bench, batch: Any, *, is_drawn: bool = True, signers: tuple[Addr
         )
     ]  # fmt: skip
     batch.status = BatchStatus.JUDGED
+    stream = bench.view.runs[RUN].stream
+    stream.append(StreamItem(len(stream), batch.batch_id, 0, batch.records[0]))
     seats = bench.view.runs[RUN].seats
     batch.signers = sum(seats[signer] for signer in signers)
     fresh = [v for v in (ME, *OTHERS) if v not in signers]
@@ -218,6 +220,39 @@ async def test_batch_is_not_checked_again_when_not_drawn_or_when_it_is_late(benc
     post(bench, batch, signers=(OTHERS[0],))
     bench.chain_time = batch.posted_at + 400
     assert await again(bench) == []
+
+
+async def test_outcomes_are_drawn_once_and_again_after_a_reorganisation(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+
+    def counted(seed: Any) -> bool:
+        drawn.append(seed)
+        return is_reaudited(seed)
+
+    monkeypatch.setattr(duties, "is_reaudited", counted)
+    for batch_id in (1, 2, 3):
+        post(bench, put_at(bench, batch_id, 5), signers=(OTHERS[0],), is_drawn=batch_id == 2)
+    bench.chain_time = bench.view.batches[1].posted_at
+    assert [await again(bench), await again(bench), len(drawn)] == [[2], [2], 3]
+    post(bench, put_at(bench, 4, 5), signers=(OTHERS[0],))
+    assert [await again(bench), len(drawn)] == [[2, 4], 4]
+    run = bench.view.runs[RUN]
+    run.stream = run.stream[:3]  # batch 4 is taken back
+    assert [await again(bench), len(drawn)] == [[2], 7]
+
+
+async def test_old_outcomes_are_not_drawn(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    for batch_id in (1, 2, 3):
+        post(bench, put_at(bench, batch_id, 5), signers=(OTHERS[0],))
+    first, second, third = (bench.view.batches[i] for i in (1, 2, 3))
+    bench.chain_time = third.posted_at = first.posted_at + 400
+    second.posted_at = first.posted_at + 1
+    drawn: list[Any] = []
+    monkeypatch.setattr(duties, "is_reaudited", lambda seed: bool(drawn.append(seed)) or True)
+    assert await again(bench) == [2, 3]
+    assert len(drawn) == 2
 
 
 async def test_who_signed_is_not_the_one_to_check_again(bench: Bench) -> None:
