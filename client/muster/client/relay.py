@@ -57,8 +57,8 @@ class RelaySettings(Settings):
     """Seconds for which older versions are kept, too; None for as long as outcomes of their work
     can be disputed. They give way where the disk is three quarters full."""
     max_bytes: Annotated[int, Field(ge=1)] | None = None
-    """Most bytes of chunks; older versions are deleted to make room, and a version that alone
-    exceeds the limit is refused."""
+    """Most bytes of chunks; older versions are deleted to make room, and a version is refused
+    if it does not fit beside newer ones and the versions that deltas start from."""
     room_bytes: Annotated[int, Field(ge=0)] = 1 << 30
     """Most bytes of submission files stored for judges of the network; 0 to store none."""
     host: str = "127.0.0.1"

@@ -18,7 +18,7 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -164,7 +164,8 @@ class ChunkStore:
         """Register a version whose chunks are still to come; return the missing ones.
 
         The caller has checked root and signature. Evicts old versions when `max_bytes` demands it;
-        raises StorageError when this version alone exceeds it.
+        raises StorageError, and evicts nothing, when it has no room beside newer versions and what
+        they and its delta start from.
         """
         key = (manifest.run_id, manifest.version)
         with self._exclusive():
@@ -392,20 +393,49 @@ class ChunkStore:
     def _make_room(self, manifest: Manifest) -> None:
         if self.max_bytes is None:
             return
-        if manifest.broadcast_bytes > self.max_bytes:
-            raise StorageError(
-                f"version {manifest.version} has {manifest.broadcast_bytes} bytes, "
-                f"the limit is {self.max_bytes}",
-                hint="raise the relay's max_bytes",
-            )
-        own = (manifest.run_id, manifest.version)
-        oldest = sorted((key for key in self.stored() if key != own), key=lambda key: key[1])
-        while oldest and self._needed_bytes(manifest) > self.max_bytes:
-            self._discard_version(oldest.pop(0))
-            self._sweep({span.digest for span in manifest.broadcast_spans()})
+        dropped, giving_way = list[VersionKey](), self._giving_way(manifest)
+        while self._needed_bytes(manifest, dropped) > self.max_bytes:
+            if not giving_way:
+                raise StorageError(
+                    f"version {manifest.version} has {manifest.broadcast_bytes} bytes, "
+                    f"the limit is {self.max_bytes} together with newer versions",
+                    hint="raise the relay's max_bytes",
+                )
+            dropped.append(giving_way.pop(0))
+        for key in dropped:
+            self._discard_version(key)
 
-    def _needed_bytes(self, manifest: Manifest) -> int:
-        return self.chunks.used_bytes() + sum(span.size for span in self.missing(manifest))
+    def _giving_way(self, manifest: Manifest) -> list[VersionKey]:
+        """Return the versions that make room for one, in this order. A version counts as the newest
+        that its delta helps to build, so none gives way to an older one, to its own delta, or to
+        what its own delta starts from.
+        """
+        counts_as = {
+            (run_id, version): newest
+            for run_id in self._stored_runs()
+            for version, newest in self._with_parents(run_id, self.stored_versions(run_id)).items()
+        }
+        run_id, parent = manifest.run_id, manifest.parent if manifest.kind == DELTA else None
+        rank = counts_as.get((run_id, manifest.version), manifest.version)
+        needed = self._with_parents(run_id, [] if parent is None else [parent])
+        giving_way = [
+            key
+            for key in self.stored()
+            if key[0] != run_id or (counts_as[key] < rank and key[1] not in needed)
+        ]
+        # Of what belongs together, the newest first: the older ones are usable without it.
+        return sorted(giving_way, key=lambda key: (counts_as[key], -key[1]))
+
+    def _needed_bytes(self, manifest: Manifest, dropped: Collection[VersionKey]) -> int:
+        """Return the bytes of all chunks once a version has arrived and others are dropped."""
+        sizes = {span.digest: span.size for span in self.missing(manifest)}
+        gone = {*dropped, (manifest.run_id, manifest.version)}
+        kept = [self.manifest(*key) for key in self.stored() if key not in gone]
+        for each in [manifest, *filter(None, kept)]:
+            for span in each.broadcast_spans():
+                if self.chunks.has(span.digest, span.size):
+                    sizes[span.digest] = span.size
+        return sum(sizes.values())
 
     def _drop_old(self, run_id: RunId) -> None:
         """Keep a run's newest versions, those being received, the held ones, and their deltas'
@@ -489,8 +519,8 @@ class ChunkStore:
         if held:
             self._originals.forget(folder)
 
-    def _sweep(self, also_needed: set[Hash32] | None = None) -> None:
-        needed = set(also_needed or ())
+    def _sweep(self) -> None:
+        needed = set[Hash32]()
         for key in self.stored():
             needed |= self._digests(key)
         for leftover in self._runs.glob(f"*/{TEMPORARY_PREFIX}*"):

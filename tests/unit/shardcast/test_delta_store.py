@@ -166,6 +166,36 @@ def test_size_limit_of_a_mirror_counts_what_is_broadcast(tmp_path: Path) -> None
         mirror.begin(manifests[4], SIGNATURE)
 
 
+def test_parent_does_not_make_room_for_its_delta(tmp_path: Path) -> None:
+    origin = make_store(tmp_path / "origin")
+    manifests = publish_all(origin, 5)
+    mirror = ChunkStore(tmp_path / "mirror", max_bytes=1 << 30)
+    for version in (0, 1):
+        mirror.begin(manifests[version], SIGNATURE)
+        fill(mirror, origin, manifests[version])
+    missing = mirror.missing(manifests[2])
+    mirror.max_bytes = mirror.chunks.used_bytes() + sum(span.size for span in missing) - 1
+    with pytest.raises(StorageError, match=r"version 2 has .* together with newer"):
+        mirror.begin(manifests[2], SIGNATURE)
+    assert mirror.versions(RUN) == [1, 0]
+    mirror.max_bytes += 1
+    mirror.begin(manifests[2], SIGNATURE)
+    assert mirror.versions(RUN) == [2, 1, 0]
+
+
+def test_delta_makes_room_before_what_it_starts_from(tmp_path: Path) -> None:
+    origin = make_store(tmp_path / "origin")
+    manifests = publish_all(origin, 5)
+    mirror = ChunkStore(tmp_path / "mirror", max_bytes=1 << 30)
+    for version in (0, 1, 2):
+        mirror.begin(manifests[version], SIGNATURE)
+        fill(mirror, origin, manifests[version])
+    other = publish(origin, {"model.safetensors": os.urandom(500)}, 9)
+    mirror.max_bytes = mirror.chunks.used_bytes() + other.broadcast_bytes - 1
+    mirror.begin(other, SIGNATURE)
+    assert mirror.versions(RUN) == [9, 1, 0]
+
+
 # Versions whose work can still be disputed
 
 

@@ -20,7 +20,7 @@ from muster.shardcast import ChunkStore, Relay, TrustedRoot
 from muster.shardcast.adapter import CONFIG_NAME
 from muster.shardcast.chunks import VerifyingSink
 from muster.shardcast.download import RelayFault, ShardClient
-from muster.shardcast.relay import MAX_PAUSE_S, WITHDRAWN_S
+from muster.shardcast.relay import MAX_PAUSE_S, REFUSED_PAUSE_S, WITHDRAWN_S
 
 HONEST, LIAR = "http://honest", "http://liar"
 FILES = {"w": Random(1).randbytes(5000)}
@@ -38,6 +38,8 @@ class Upstreams(ShardClient):
         self._store = store
         self._listings = listings
         self.polls = 0
+        self.sent_bytes = 0
+        """Bytes of all chunks that the relay received."""
 
     async def versions(
         self, url: str, _run_id: RunId, *, after: int = -1, wait_s: int = 0, **_options: bool
@@ -71,6 +73,7 @@ class Upstreams(ShardClient):
         await asyncio.sleep(ANSWER_S)
         sink.write([region.read()])
         sink.commit()
+        self.sent_bytes += region.size
         return None
 
 
@@ -177,6 +180,34 @@ def test_late_relay_mirrors_what_the_newest_deltas_start_from(
     publish_adapters(mirror.origin, *range(35, 40))
     mirror.run(10.0)
     assert mirror.store.versions(RUN) == [39, 38, 37, 36, 35, 0]
+
+
+def broadcast_bytes(store: ChunkStore, *versions: int) -> int:
+    """Return the bytes that a relay receives for these versions."""
+    manifests = [store.manifest(RUN, PolicyVersion(version)) for version in versions]
+    return sum(manifest.broadcast_bytes for manifest in manifests if manifest)
+
+
+@pytest.mark.parametrize("kept", [range(35, 40), range(36, 40), range(37, 40)])
+def test_relay_with_bounded_disk_receives_each_version_once(
+    tmp_path: Path, kept: Iterable[int]
+) -> None:
+    mirror = Mirror(tmp_path, {HONEST: listing(39, 38, 37, 36, 35, 0)})
+    publish_adapters(mirror.origin, *range(35, 40))
+    mirror.store.max_bytes = broadcast_bytes(mirror.origin, 0, *kept)
+    mirror.run(3 * REFUSED_PAUSE_S)
+    assert mirror.store.versions(RUN) == [*sorted(kept, reverse=True), 0]
+    assert mirror.upstreams.sent_bytes == broadcast_bytes(mirror.origin, 0, *range(35, 40))
+
+
+def test_relay_with_bounded_disk_drops_no_newer_version_for_an_older_one(tmp_path: Path) -> None:
+    mirror = Mirror(tmp_path, {HONEST: listing(3, 2, 1)})
+    mirror.store.max_bytes = 2 * 5000
+    for version in (1, 2, 3):
+        publish(mirror.origin, version, {"w": Random(version).randbytes(5000)})
+    mirror.run(3 * REFUSED_PAUSE_S)
+    assert mirror.store.versions(RUN) == [3, 2]
+    assert mirror.upstreams.sent_bytes == 2 * 5000
 
 
 def test_parent_that_the_chain_does_not_have_is_asked_for_ever_more_rarely(tmp_path: Path) -> None:

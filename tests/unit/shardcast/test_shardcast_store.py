@@ -399,6 +399,27 @@ def test_old_versions_make_room_when_the_bytes_are_bounded(
     assert small.chunks.used_bytes() <= 5 * CHUNK_BYTES
 
 
+def test_version_is_refused_when_it_does_not_fit_beside_newer_ones(
+    tmp_path: Path, origin: ChunkStore
+) -> None:
+    small = ChunkStore(tmp_path / "small", max_bytes=5 * CHUNK_BYTES)
+    sizes = {1: 1, 2: 2, 3: 3, 4: 2}
+    manifests = {
+        version: publish(origin, {"model": os.urandom(size * CHUNK_BYTES)}, version)
+        for version, size in sizes.items()
+    }
+    for version in (4, 1):
+        small.begin(manifests[version], SIGNATURE)
+        fill(small, origin, manifests[version])
+    small.max_bytes = 4 * CHUNK_BYTES
+    # Version 3 would not fit even if version 1 gave way, so that one stays.
+    with pytest.raises(StorageError, match="the limit is 4096 together with newer"):
+        small.begin(manifests[3], SIGNATURE)
+    assert small.versions(RUN) == [4, 1]
+    small.begin(manifests[2], SIGNATURE)
+    assert small.versions(RUN) == [4, 2]
+
+
 def test_version_is_refused_when_it_alone_exceeds_the_bytes(
     tmp_path: Path, origin: ChunkStore
 ) -> None:
