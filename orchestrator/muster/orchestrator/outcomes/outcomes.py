@@ -94,7 +94,6 @@ class OutcomeCollector:
                 "sign the EIP-712 Outcomes of this batch, its root on chain and these records",
             )
         self.heard_at[validator] = self.clock()
-        self.caller.heard(validator)
         held = await _held(self.database, batch_id, validator)
         await self._require_single(batch, validator, signed, held)
         if batch.records is not None:
@@ -268,7 +267,7 @@ class ValidatorCalls:
 
     The calls follow from the chain, the outcomes handed in and the chain's clock, so that every
     replica and every restart computes the same. Only absence is remembered: a called validator that
-    missed its deadline is not waited for until it hands something in.
+    missed its deadline is not waited for until it hands in something new about an open batch.
     """
 
     def __init__(
@@ -314,12 +313,9 @@ class ValidatorCalls:
             self._absent_since.setdefault(validator, now)
         return calls
 
-    def heard(self, validator: Address) -> None:
-        """Note that a validator handed something in."""
-        self._absent_since.pop(validator, None)
-
     def _note_heard(self, statements: Collection[SignedOutcomes]) -> None:
-        """Note validators that other replicas heard of."""
+        """Forget the absence of validators that handed in something new about an open batch: what
+        they repeat, or say of a closed one, spares nobody the wait for them."""
         for statement in statements:
             if statement.at >= self._absent_since.get(statement.validator, statement.at + 1):
-                self.heard(statement.validator)
+                del self._absent_since[statement.validator]

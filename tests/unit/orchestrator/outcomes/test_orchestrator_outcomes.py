@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -202,3 +203,50 @@ async def test_quorum_is_that_of_the_terms_of_the_commitment(bench: Bench) -> No
     await bench.judge(1, [submission], validators=(1,))
     await bench.record()
     assert len(bench.network.chain.ledger.posted) == 1
+
+
+async def let_pass(bench: Bench, batch_id: int) -> tuple[int, Callable[[], bool]]:
+    """Let the first validator called for a batch be silent for too long; returns its number, and
+    whether it is absent."""
+    bench.set_chain_time(bench.network.view.batches[batch_id].committed_at + 125)
+    await bench.record()
+    number = bench.order(batch_id)[0]
+    validator = address_of(bench.network.keys.validators[number])
+    return number, lambda: validator in bench.services.outcomes.caller.absent
+
+
+async def say_withheld(bench: Bench, batch_id: int, number: int) -> None:
+    """Hand in that a batch's data is withheld, and let the orchestrator look at it."""
+    root = bench.network.view.batches[batch_id].root
+    signature = bench.network.sign_outcomes(number, batch_id, root, b"")
+    await hand_in(bench, b"", signature, validator=number, batch_id=batch_id)
+    await bench.record()
+
+
+@pytest.mark.parametrize("is_judged", [True, False])
+async def test_statement_about_a_closed_batch_leaves_a_validator_absent(
+    bench: Bench, *, is_judged: bool
+) -> None:
+    first = await bench.upload(0)
+    await bench.commit()
+    if is_judged:
+        await bench.judge(1, [first])
+        await bench.record()
+    bench.set_chain_time(bench.network.view.batches[1].committed_at + 1000)
+    bench.network.chain.ledger.commit(RUN, keccak(b"next"), 1, 20)
+    await bench.follow()
+    number, is_absent = await let_pass(bench, 2)
+    await say_withheld(bench, 1, number)
+    assert is_absent()
+    await say_withheld(bench, 2, number)
+    assert not is_absent()
+
+
+async def test_repeated_statement_leaves_a_validator_absent(bench: Bench) -> None:
+    await committed(bench)
+    bench.network.chain.ledger.commit(RUN, keccak(b"next"), 1, 20)
+    await bench.follow()
+    await say_withheld(bench, 1, bench.order(2)[0])
+    number, is_absent = await let_pass(bench, 2)
+    await say_withheld(bench, 1, number)
+    assert is_absent()
