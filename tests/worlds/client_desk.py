@@ -11,7 +11,6 @@ from muster.client.outage import Outage, Outages
 from muster.client.worker.context import WorkerContext
 from muster.client.worker.journal import SubmissionJournal
 from muster.client.worker.loop import WorkerLoop
-from muster.protocol.encoding import keccak
 from muster.protocol.errors import ChainUnreachable
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
 from muster.protocol.recipe import Recipe
@@ -93,7 +92,8 @@ async def run_until(loop: WorkerLoop, check: Check) -> None:
 def make_record(
     verdict: Verdict = Verdict.ACCEPTED, reason: Reason = Reason.NONE, *, index: int = 0
 ) -> OutcomeRecord:
-    ticket = client_world.make_ticket()
-    return OutcomeRecord(
-        WORKER_ID, ticket.step, index, client_world.VERSION, keccak(b"file"), 4, 20, verdict, reason
-    )
+    """Return an outcome of the file that an honest worker makes for a ticket."""
+    ticket = client_world.make_ticket(index=index)
+    submission = client_world.make_submission(ticket, client_world.make_rollouts(ticket), units=20)
+    honest = client_world.as_claimed(submission, WORKER_ID)
+    return replace(honest, verdict=verdict, reason=reason)

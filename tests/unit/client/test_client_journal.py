@@ -335,3 +335,34 @@ def test_kept_files_are_bounded_and_the_oldest_go_first(
         b"file 2",
         b"file 3",
     }
+
+
+def test_kept_files_of_unfinished_work_are_not_among_those_that_are_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muster.client.worker.journal.KEPT_REFUSED", 1)
+    with SubmissionJournal(tmp_path) as journal:
+        made = []
+        for index in range(4):
+            ticket, data = make_ticket(index=index), b"file %d" % index
+            made.append(journal.record(ticket, SIGNED, claimed(ticket, data), data))
+        accused, *others = made
+        journal.set_aside(accused)
+        for each in others:
+            journal.finish(each, "REJECTED")
+        assert journal.data(accused) == b"file 0"
+        assert [journal.data(each) is None for each in others] == [True, True, False]
+
+
+def test_answered_verdict_of_fraud_is_known_after_a_restart(tmp_path: Path) -> None:
+    ticket, case_id = make_ticket(), keccak(b"a case")
+    with SubmissionJournal(tmp_path) as journal:
+        recorded = journal.record(ticket, SIGNED, claimed(ticket, b"one"), b"one")
+        journal.finish(recorded, "REJECTED")
+        assert not journal.is_answered(case_id)
+        journal.answer(recorded, case_id)
+    with SubmissionJournal(tmp_path) as journal:
+        assert journal.is_answered(case_id)
+        assert not journal.is_answered(keccak(b"another"))
+        assert not journal.unfinished()
+        assert journal.data(recorded) == b"one"

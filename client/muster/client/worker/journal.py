@@ -1,6 +1,5 @@
 """A worker's journal of signatures: only one file per slot is ever signed, despite crashes."""
 
-import contextlib
 import logging
 import threading
 from collections.abc import Mapping
@@ -9,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from muster.client.durable_log import Journal
-from muster.lifecycle.files import write_durably
+from muster.lifecycle.files import cannot_write, write_durably
 from muster.protocol.encoding import file_hash, hex0x
+from muster.protocol.errors import storage_error_of
 from muster.protocol.ids import (
     Address,
     BatchName,
@@ -78,6 +78,7 @@ class SubmissionJournal(Journal):
         self._open_slots: dict[Slot, SignedSubmission] = {}
         self._accepted: dict[Slot, SignedSubmission] = {}
         self._proven: dict[Slot, BatchPlace] = {}
+        self._answered = set[Hash32]()
         self._recording = threading.Lock()
         super().__init__(folder / "submissions.jsonl")
         held = {path.name for path in self._files.glob("*")}
@@ -91,6 +92,8 @@ class SubmissionJournal(Journal):
         """Remember a signed, a committed or a finished submission."""
         if "finished" in entry:
             self._note_outcome(slot_of(Ticket.from_json(entry["finished"])), entry["outcome"])
+            if "answered" in entry:
+                self._answered.add(to_hash32(entry["answered"]))
             return
         if "proven" in entry:
             self._proven[slot_of(Ticket.from_json(entry["proven"]))] = BatchPlace(
@@ -133,9 +136,9 @@ class SubmissionJournal(Journal):
         """Return the submission recorded for the ticket's slot."""
         return self._signed.get(slot_of(ticket))
 
-    def has_signed(self, slot: Slot) -> bool:
-        """Return whether a submission was recorded for a slot."""
-        return slot in self._signed
+    def signed_in(self, slot: Slot) -> SignedSubmission | None:
+        """Return the submission recorded for a slot."""
+        return self._signed.get(slot)
 
     def prove(self, signed: SignedSubmission, proven: BatchPlace) -> None:
         """Store a submission's place on chain, because its source may not show it again."""
@@ -168,12 +171,21 @@ class SubmissionJournal(Journal):
         return {ticket.policy_version for ticket in tickets if ticket.run_id == run_id}
 
     def data(self, signed: SignedSubmission) -> bytes | None:
-        """Return the stored file, or None when the disk lost or changed it."""
-        try:
-            data = self._file_path(signed.submission.file_hash).read_bytes()
-        except OSError:
-            return None
-        return data if file_hash(data) == signed.submission.file_hash else None
+        """Return the stored file, or None when the disk lost or changed it. Raises StorageError
+        when the disk does not answer."""
+        path = self._file_path(signed.submission.file_hash)
+        for place in (path, self._refused / path.name):
+            try:
+                data = place.read_bytes()
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                said = f"cannot read {place}: {error.strerror}"
+                hint = "check the disk, and the folder's owner and permissions"
+                raise storage_error_of(error, said, hint=hint) from error
+            if file_hash(data) == signed.submission.file_hash:
+                return data
+        return None
 
     def accepted(self) -> Mapping[Slot, SignedSubmission]:
         """Return the accepted submissions whose files are kept, oldest first."""
@@ -193,9 +205,43 @@ class SubmissionJournal(Journal):
         if is_accepted:
             for old in list(self._accepted.values())[:-KEPT_ACCEPTED]:
                 self.discard(old)
+        else:
+            self.set_aside(signed)
+
+    def answer(self, signed: SignedSubmission, case_id: Hash32) -> None:
+        """Mark a verdict of fraud as disputed, or as one that cannot be, and its work as finished;
+        `case_id` names the case about it.
+        """
+        outcome = Verdict.FRAUD.name
+        self.append(
+            {
+                "finished": signed.ticket.to_json(),
+                "outcome": outcome,
+                "answered": hex0x(case_id),
+            }
+        )
+        self._answered.add(case_id)
+        self._note_outcome(signed.slot, outcome)
+        self.set_aside(signed)
+
+    def set_aside(self, signed: SignedSubmission) -> None:
+        """Move a file to those that were not accepted, where a dispute by hand finds it."""
+        path = self._file_path(signed.submission.file_hash)
+        self._refused.mkdir(exist_ok=True)
+        try:
+            path.replace(self._refused / path.name)
+        except FileNotFoundError:
             return
-        with contextlib.suppress(FileNotFoundError):
-            self._set_aside(self._file_path(signed.submission.file_hash))
+        except OSError as error:
+            raise cannot_write(path, error) from error
+        needed = {each.submission.file_hash.hex() for each in list(self._open_slots.values())}
+        kept = [each for each in self._refused.iterdir() if each.stem not in needed]
+        for old in sorted(kept, key=lambda each: each.stat().st_mtime)[:-KEPT_REFUSED]:
+            old.unlink()
+
+    def is_answered(self, case_id: Hash32) -> bool:
+        """Return whether a verdict of fraud was disputed, or cannot be."""
+        return case_id in self._answered
 
     def discard(self, signed: SignedSubmission) -> None:
         """Delete the file of accepted work."""
@@ -212,13 +258,6 @@ class SubmissionJournal(Journal):
         if signed is not None and is_accepted:
             self._accepted[slot] = signed
         return signed is not None
-
-    def _set_aside(self, path: Path) -> None:
-        self._refused.mkdir(exist_ok=True)
-        path.replace(self._refused / path.name)
-        kept = sorted(self._refused.iterdir(), key=lambda each: each.stat().st_mtime)
-        for old in kept[:-KEPT_REFUSED]:
-            old.unlink()
 
     def _file_path(self, name: Hash32) -> Path:
         return self._files / f"{name.hex()}.parquet"

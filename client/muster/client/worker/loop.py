@@ -10,7 +10,7 @@
  8. record     the orchestrator posts the outcomes of a batch
  9. train      the trainer learns from accepted files
 10. settle     HERE  note the outcome of each submission; `muster rewards claim` collects
-11. dispute    HERE  dispute a verdict of fraud on honest work
+11. dispute    HERE  dispute a verdict of fraud on honest work (muster.client.worker.defence)
 12. audit      anyone rebuilds all of it from the chain
 
 The loop trusts nobody: tickets, documents and policies are checked against the chain.
@@ -39,14 +39,14 @@ from pathlib import Path
 
 from muster.api import Lease, NoWork
 from muster.chain import BatchView, ChainView, Event
-from muster.client.chain_facts import entry_of, is_over, ticket_terms
-from muster.client.disputes.rerun import claim_of
+from muster.client.chain_facts import is_over, ticket_terms
 from muster.client.hardware import measure, report
 from muster.client.outage import SURVIVED, Outage, Outages, serve_forever
 from muster.client.tickets import TicketFault, lease_fault
-from muster.client.validator.checks import check_claim
+from muster.client.validator.checks import ClaimedWork, FailedCheck
 from muster.client.validator.judging import examine, say_list_fault
 from muster.client.worker.context import REACH, Hope, Hopeless, Policy, WorkerContext
+from muster.client.worker.defence import Defence
 from muster.client.worker.generation import (
     Ungraded,
     play_ticket,
@@ -55,7 +55,7 @@ from muster.client.worker.generation import (
     submission_of,
     ticket_samples,
 )
-from muster.client.worker.journal import SignedSubmission, Slot, slot_of
+from muster.client.worker.journal import SignedSubmission, slot_of
 from muster.client.worker.silence import Judged, SilenceDuty
 from muster.lifecycle import ComputeThread, run_beside, uptime_s
 from muster.protocol.eip712 import address_of
@@ -64,7 +64,6 @@ from muster.protocol.errors import (
     ApiError,
     ChainError,
     ConfigError,
-    ContractRevert,
     EngineError,
     MusterError,
     PolicyBroken,
@@ -84,7 +83,7 @@ TICKET_PAUSE_S = 1.0
 OUTCOMES_S = 3600.0
 """Seconds after a run's end during which outcomes are awaited."""
 CONTEST_S = 300.0
-"""Longest time in seconds for the policy of accused work to arrive, and again for its claim."""
+"""Longest time in seconds for the policy of accused work to arrive."""
 _LASTING_REFUSALS = frozenset({400, 403, 404, 409, 410, 413, 422})
 """HTTP statuses of an upload for which a retry is useless."""
 _PASSING = frozenset({"ticket_unknown", "worker_not_active"})
@@ -182,8 +181,7 @@ class WorkerLoop:
             first_s=SLOW_PAUSE_S,
             longest_s=LONGEST_SLOW_PAUSE_S,
         )
-        self.contests = Outage("a claim for honest work that was called fraud")
-        self._contest_at: dict[Slot, float] = {}
+        self.defence = Defence(context, self._recheck)
         self._noting = asyncio.Lock()
         self._no_ticket_because: str | None = None
         self._posted: deque[int] = deque(maxlen=100_000)
@@ -690,7 +688,8 @@ class WorkerLoop:
     async def settle(self) -> None:
         """Note new outcomes, and dispute the verdicts of fraud."""
         await self._note_outcomes()
-        await self._contest_all()
+        if self.silence is not None:
+            await self.defence.serve(self.silence)
 
     async def _note_outcomes(self) -> None:
         """Note the outcomes of this worker's submissions in batches posted since the last call."""
@@ -714,112 +713,62 @@ class WorkerLoop:
         else:
             self.refused += 1
         slot = (self.context.run_id, self.context.worker, record.step, record.index)
-        signed = self.context.journal.unfinished().get(slot)
-        if signed is None:
-            self._settle_again(slot, batch, position, record)
-            return
+        signed = self.context.journal.signed_in(slot)
+        if signed is None or record.file_hash != signed.submission.file_hash:
+            return  # of another node of the same worker, or of work that it never signed
+        judged = Judged(signed, batch, position)
+        if record.verdict is Verdict.FRAUD and self.silence is not None:
+            # Disputed whatever was noted before: a slot may be judged in several places.
+            if not self.context.journal.is_answered(judged.case_id):
+                _say_not_accepted(signed, record)
+                await asyncio.to_thread(self.context.journal.set_aside, signed)
+                self.silence.accused[judged.case_id] = judged
+        elif slot in self.context.journal.unfinished():
+            await self._note(judged, record)
+        elif is_accepted and slot in self.context.journal.accepted() and self.silence is not None:
+            self.silence.accepted[slot] = judged  # after a restart, or a reorganisation
+
+    async def _note(self, judged: Judged, record: OutcomeRecord) -> None:
+        """Note the outcome of an unfinished submission, unless another batch decides about it."""
+        signed = judged.signed
         is_refused = record.verdict in (Verdict.REJECTED, Verdict.INCOMPLETE)
-        if is_refused and self.silence is not None and self.silence.has_another(signed, batch):
+        if (
+            is_refused
+            and self.silence is not None
+            and self.silence.has_another(signed, judged.batch)
+        ):
             return  # the batch that held it first decides: a later copy is late, or its slot used
         if record.reason is Reason.BATCH_MISDECLARED and self.silence is not None:
             # The slot is not used: the same work is submitted directly, unless it already was.
             self.silence.refused[signed.slot] = record.reason.name
             return
-        fields = {**_fields(signed.ticket), "units": record.units}
+        is_accepted = record.verdict is Verdict.ACCEPTED
         if is_accepted:
-            logger.info("submission accepted", extra=fields)
+            logger.info(
+                "submission accepted", extra={**_fields(signed.ticket), "units": record.units}
+            )
         else:
-            outcome = {"verdict": record.verdict.name, "reason": record.reason.name}
-            logger.warning("submission not accepted", extra={**fields, **outcome})
-            if record.verdict is Verdict.FRAUD and self.silence is not None:
-                self.silence.accused[slot] = Judged(signed, batch, position)
-                return
+            _say_not_accepted(signed, record)
         await asyncio.to_thread(self.context.journal.finish, signed, record.verdict.name)
         if is_accepted and self.silence is not None:
-            self.silence.accepted[slot] = Judged(signed, batch, position)
-
-    def _settle_again(
-        self, slot: Slot, batch: BatchView, position: int, record: OutcomeRecord
-    ) -> None:
-        """Note where accepted work is now, after a restart, or that it is called fraud after a
-        reorganisation.
-        """
-        signed = self.context.journal.accepted().get(slot)
-        if signed is None or self.silence is None:
-            return  # its outcome is final, or it is of another node of the same worker
-        if record.file_hash != signed.submission.file_hash:
-            return
-        if record.verdict is Verdict.ACCEPTED:
-            self.silence.accepted[slot] = Judged(signed, batch, position)
-        elif record.verdict is Verdict.FRAUD:
-            self.silence.accused[slot] = Judged(signed, batch, position)
+            self.silence.accepted[signed.slot] = judged
 
     # 11. dispute
 
-    async def _contest_all(self) -> None:
-        """Dispute the verdicts of fraud; an outage only delays the one that it concerns."""
-        if self.silence is None:
-            return
-        accused = self.silence.accused
-        self._contest_at = {slot: at for slot, at in self._contest_at.items() if slot in accused}
-        for slot, judged in list(accused.items()):
-            if time.monotonic() < self._contest_at.get(slot, 0.0):
-                continue
-            try:
-                await self._contest(self.silence, judged)
-                await self._close(self.silence, slot, judged)
-            except (*SURVIVED, TimeoutError) as error:
-                self._contest_at[slot] = time.monotonic() + self.contests.failed(error)
-                continue
-            self._contest_at.pop(slot, None)
-            if not self._contest_at:
-                self.contests.recovered()
-
-    async def _close(self, silence: SilenceDuty, slot: Slot, judged: Judged) -> None:
-        """Note that a verdict of fraud was disputed or cannot be."""
-        if silence.accused.get(slot) is not judged:
-            return  # after a reorganisation it is accused in another batch
-        if slot not in silence.claimed:  # rooms are offered its file first
-            await asyncio.to_thread(self.context.journal.finish, judged.signed, Verdict.FRAUD.name)
-        silence.accepted.pop(slot, None)
-        del silence.accused[slot]
-
-    async def _contest(self, silence: SilenceDuty, accused: Judged) -> None:
-        """Dispute a verdict of fraud, unless this machine confirms the fault, or the chain refuses
-        a claim.
-        """
-        try:
-            if not await self._passes_again(silence, accused):
-                logger.error("this machine finds its own work at fault, too: nothing is claimed")
-                return
-            async with asyncio.timeout(CONTEST_S):
-                await silence.claim(accused)
-        except (ContractRevert, ConfigError) as error:
-            where = f"{accused.batch.batch_id}:{accused.position}"
-            hint = f"claim by hand: muster dispute open {where} --keystore FILE"
-            fields = {"submission": where, "error": str(error), "hint": hint}
-            logger.error("honest work was called fraud and could not be claimed", extra=fields)
-
-    async def _passes_again(self, silence: SilenceDuty, accused: Judged) -> bool:
-        """Return whether the validators' own checks accept a submission on this machine."""
-        context, signed, batch = self.context, accused.signed, accused.batch
-        data = await asyncio.to_thread(context.journal.data, signed)
-        if data is None:
-            return False
-        entry = entry_of(silence.work(signed), batch.committed_at)
-        claim = claim_of(context.view, batch, entry, accused.position, context.domain)
-        if check_claim(claim):
-            return False
-        policy = signed.ticket.policy_version, signed.ticket.policy_root
+    async def _recheck(self, claim: ClaimedWork, data: bytes) -> FailedCheck | None:
+        """Apply the validators' checks 2 to 7 to work of this node."""
+        assert claim.ticket is not None  # check 1
+        policy = claim.ticket.policy_version, claim.ticket.policy_root
         if self.station.loaded != policy:
             # The bound ends before the engine computes: a thread cannot be stopped, and needs the
             # policy until it returns.
             async with asyncio.timeout(CONTEST_S):
                 await self._fetched(*policy)
         rows = await self.compute.run(decode_rollouts, data)
+        context = self.context
         async with self.policy(*policy):
             judgement = await self.compute.run(examine, claim, rows, context.rules, context.engine)
-        return judgement.finding is None
+        return judgement.finding
 
     # Standing and heartbeats
 
@@ -869,3 +818,9 @@ class WorkerLoop:
 
 def _fields(ticket: Ticket) -> dict[str, object]:
     return {"step": ticket.step, "index": ticket.index, "policy_version": ticket.policy_version}
+
+
+def _say_not_accepted(signed: SignedSubmission, record: OutcomeRecord) -> None:
+    outcome = {"verdict": record.verdict.name, "reason": record.reason.name}
+    fields = {**_fields(signed.ticket), "units": record.units, **outcome}
+    logger.warning("submission not accepted", extra=fields)

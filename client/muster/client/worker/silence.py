@@ -41,9 +41,9 @@ from muster.lifecycle import run_beside, uptime_s
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ApiError, ConfigError
 from muster.protocol.ids import Address, Hash32
-from muster.protocol.jury import Ruling, summons_of
+from muster.protocol.jury import Ruling, is_same, summons_of
 from muster.protocol.merkle import batch_proof, batch_root
-from muster.protocol.messages import COMMIT_GRACE_S, OutcomeRecord, Reason, Verdict
+from muster.protocol.messages import COMMIT_GRACE_S, OutcomeRecord, Reason
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +62,6 @@ LONGEST_OFFER_S = 60.0
 """Longest pause in seconds between two offers of work to rooms that refused it."""
 KEPT_S = 300.0
 """Seconds after which rooms that had work are asked whether they still do."""
-HONEST = Ruling(Verdict.ACCEPTED, Reason.NONE)
-"""The ruling that a worker claims for its own work."""
 _OVERTAKEN = OVERTAKEN | {
     "CourtBondHeld",
     "CourtCaseExists",
@@ -161,6 +159,11 @@ class Judged:
     position: int
     """Its place in the batch."""
 
+    @property
+    def case_id(self) -> Hash32:
+        """The name of the case about its outcome: the same work may be judged in several places."""
+        return (self.batch.records or ())[self.position].leaf(self.batch.batch_id, self.position)
+
 
 @dataclass(slots=True)
 class _Offers:
@@ -211,10 +214,10 @@ class SilenceDuty:
         self.times = times
         self.refused: dict[Slot, str] = {}
         """Work that the orchestrator refused, with its reason."""
-        self.accused: dict[Slot, Judged] = {}
-        """Work that was called fraud, until it is claimed or given up."""
-        self.claimed: dict[Slot, Judged] = {}
-        """Claimed work that rooms may not have yet; its case is open."""
+        self.accused: dict[Hash32, Judged] = {}
+        """Verdicts of fraud until they are claimed or given up, by the name of their case."""
+        self.claimed: dict[Hash32, Judged] = {}
+        """Claimed work that rooms may not have yet, by the name of its case, which is open."""
         self.accepted: dict[Slot, Judged] = {}
         """Accepted work whose outcome may still change."""
         self._named = named
@@ -276,8 +279,12 @@ class SilenceDuty:
         """Return whether a batch on chain holds a submission, by a proof, its own commitment or a
         verdict.
         """
-        is_judged = signed.slot in self.accused or signed.slot in self.claimed
-        return is_judged or self.batch_of(signed) is not None
+        return signed.slot in self._contested or self.batch_of(signed) is not None
+
+    @property
+    def _contested(self) -> set[Slot]:
+        """Slots of work that is called fraud and may be, or is, disputed."""
+        return {each.signed.slot for each in (*self.accused.values(), *self.claimed.values())}
 
     def is_done(self) -> bool:
         """Return whether it has no bonds, no cases and no claims to make left."""
@@ -296,8 +303,8 @@ class SilenceDuty:
         """Take all steps that are possible now."""
         context, own = self.context, self.own_work
         unfinished = context.journal.unfinished().values()
-        known = {*self.accused, *self.claimed}
-        waiting = [signed for signed in unfinished if signed.slot not in known]
+        contested = self._contested
+        waiting = [signed for signed in unfinished if signed.slot not in contested]
         cases = [case for case in context.view.cases.values() if self._is_mine(case)]
         bonds = self.bonds()
         if not (waiting or cases or bonds or self.accepted):
@@ -314,7 +321,7 @@ class SilenceDuty:
         for batch in bonds:
             await self._steps.take(batch.name, SilenceStep.RETURN, partial(self.return_bond, batch))
         for slot, judged in list(self.accepted.items()):
-            if self._is_final(judged, at):
+            if slot not in contested and self._is_final(judged, at):
                 await asyncio.to_thread(context.journal.discard, judged.signed)
                 self.accepted.pop(slot, None)
 
@@ -382,7 +389,10 @@ class SilenceDuty:
                 continue
             slot = (context.run_id, context.worker, record.step, record.index)
             block_number = context.view.batches[item.batch_id].work_block
-            if not context.journal.has_signed(slot) and member.node_at(block_number) == member.node:
+            if (
+                context.journal.signed_in(slot) is None
+                and member.node_at(block_number) == member.node
+            ):
                 self._lacking = self._lacking or record
         self._read_count = len(stream)
         return self._lacking
@@ -519,15 +529,19 @@ class SilenceDuty:
 
     def _is_final(self, judged: Judged, at: float) -> bool:
         """Return whether the outcome of accepted work can change no more."""
-        context, position = self.context, judged.position
+        context = self.context
         batch = context.view.batches.get(judged.batch.batch_id)
         if batch is None or batch.name != judged.batch.name or batch.records is None:
             return False  # a reorganisation took it back
-        window_s = self.times.challenge_window_s
-        if at < context.run.fraud_closes_at(batch.posted_at or 0, window_s) + KEEP_S:
+        if at < self.closes_at(batch) + KEEP_S:
             return False
-        case = context.view.cases.get(batch.records[position].leaf(batch.batch_id, position))
+        case = context.view.cases.get(judged.case_id)
         return case is None or case.closed
+
+    def closes_at(self, batch: BatchView) -> int:
+        """Return the chain time, in seconds, from which no case about a judged batch opens."""
+        window_s = self.times.challenge_window_s
+        return self.context.run.fraud_closes_at(batch.posted_at or 0, window_s)
 
     def _is_mine(self, case: CaseView) -> bool:
         if case.closed or case.run_id != self.context.run_id:
@@ -552,27 +566,27 @@ class SilenceDuty:
         self._returned.add(batch.batch_id)
         return receipt
 
-    async def claim(self, judged: Judged) -> None:
-        """Dispute a verdict of fraud before the network's jurors; `fill_rooms` shows them the file.
-        Raises MusterError when that is not possible.
+    async def claim(self, judged: Judged, ruling: Ruling) -> None:
+        """Demand a ruling in the place of a verdict of fraud from the network's jurors;
+        `fill_rooms` shows them the file. Raises MusterError when that is not possible.
         """
-        signed, batch, position = judged.signed, judged.batch, judged.position
-        context, proof = self.context, batch.prove(position)
-        record = (batch.records or ())[position]
-        case = context.view.cases.get(record.leaf(batch.batch_id, position))
+        signed, batch = judged.signed, judged.batch
+        context, proof = self.context, batch.prove(judged.position)
+        case = context.view.cases.get(judged.case_id)
         made = case.claims if case else ()
-        if not any(HONEST.is_same(found) for each in made if (found := Ruling.of(each.ruling))):
+        if not any(is_same(each.ruling, ruling.number) for each in made):
             self._require_bench()
             await self._provide_bond()
             proven = context.journal.proven(signed)
             # Without the proof, as when the batch is hidden, the record names the work.
             siblings = proven.proof if proven and proven.name == batch.name else ()
             work = CommittedWork(signed.submission, context.sign(signed.submission), siblings)
-            await claim(self.chain, proof, work, HONEST, self._sources, key=context.key)
-            logger.warning("claimed before jurors that the work is honest", extra=_about(signed))
+            await claim(self.chain, proof, work, ruling, self._sources, key=context.key)
+            fields = {**_about(signed), "ruling": str(ruling)}
+            logger.warning("claimed before jurors that the work is no fraud", extra=fields)
         # A full room may have dropped what no case was about.
         self._offers.pop(signed.submission.leaf(), None)
-        self.claimed[signed.slot] = judged
+        self.claimed[judged.case_id] = judged
 
     # Rooms
 
@@ -586,16 +600,11 @@ class SilenceDuty:
             batch = own.get(signed.submission.leaf())
             if batch and not batch.is_void and batch.status is not BatchStatus.JUDGED:
                 await self._offer(signed)
-        for slot, judged in list(self.claimed.items()):
-            if self._is_closed(judged) or await self._offer(judged.signed):
-                await asyncio.to_thread(context.journal.finish, judged.signed, Verdict.FRAUD.name)
-                del self.claimed[slot]
-
-    def _is_closed(self, judged: Judged) -> bool:
-        record = (judged.batch.records or ())[judged.position]
-        leaf = record.leaf(judged.batch.batch_id, judged.position)
-        case = self.context.view.cases.get(leaf)
-        return case is not None and case.closed
+        for case_id, judged in list(self.claimed.items()):
+            case = context.view.cases.get(case_id)
+            if (case is not None and case.closed) or await self._offer(judged.signed):
+                await asyncio.to_thread(context.journal.answer, judged.signed, case_id)
+                del self.claimed[case_id]
 
     async def _offer(self, signed: SignedSubmission) -> bool:
         """Offer work to the rooms that do not have it, unless they were asked just now; return
@@ -619,7 +628,9 @@ class SilenceDuty:
         context = self.context
         data = await asyncio.to_thread(context.journal.data, signed)
         if data is None:
-            return True
+            what = "the file is lost: the work may be judged only if somebody else has it"
+            self._steps.report(signed.slot, what, **_about(signed))
+            return False
         entry = entry_of(self.work(signed), signed.ticket.deadline)
         async with await self._open_rooms() as rooms:
             refused = await rooms.deposit(data, entry, without=taken)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ from typing import Any, Self
 import pytest
 from worlds.cases import TERMS
 from worlds.client_chain import UNREACHABLE, WORKER_ID, FakeOrchestrator, make_account, make_batch
-from worlds.client_desk import Desk, make_record, run_until
+from worlds.client_desk import Desk, run_until
 from worlds.client_world import (
     NODE_KEY,
     NOW,
@@ -42,6 +43,7 @@ from muster.client.chain_facts import Times
 from muster.client.outage import Outage
 from muster.client.sources import named_sources
 from muster.client.worker import loop
+from muster.client.worker.defence import HONEST
 from muster.client.worker.journal import SignedSubmission
 from muster.client.worker.loop import WorkerLoop
 from muster.client.worker.silence import (
@@ -65,6 +67,7 @@ from muster.protocol.errors import (
     EngineError,
     MusterError,
     PolicyUnavailable,
+    StorageError,
 )
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, to_address
 from muster.protocol.jury import summons_of
@@ -91,6 +94,17 @@ SIGNED = SignedSubmission(
     sign_ticket(TICKET),
 )
 OTHER = replace(SIGNED.submission, index=7, units=30)
+"""Other work, of another slot."""
+
+
+def make_record(
+    verdict: Verdict = Verdict.ACCEPTED, reason: Reason = Reason.NONE, **changes: Any
+) -> OutcomeRecord:
+    """Return an outcome of the signed work."""
+    honest = as_claimed(SIGNED.submission, WORKER_ID)
+    return replace(honest, verdict=verdict, reason=reason, **changes)
+
+
 DUE_AT = NOW + 30 + TIMES.outcome_deadline_s
 VOID_AT = DUE_AT + TIMES.appeal_s
 SETTLED_S = TIMES.court.jury_time
@@ -609,7 +623,7 @@ async def test_a_room_that_may_have_lost_the_work_is_offered_it_again(
     # The work is called fraud: what the chain did not name for a while may be gone at once.
     note_claims(monkeypatch)
     fraud = make_batch(4, [SIGNED.submission], [make_record(Verdict.FRAUD, Reason.NONE)])
-    await desk.duty.claim(Judged(signed, fraud, 0))
+    await desk.duty.claim(Judged(signed, fraud, 0), HONEST)
     desk.view.batches[4] = fraud
     await desk.duty.fill_rooms()
     assert len(desk.rooms.given) == 3
@@ -667,9 +681,7 @@ async def test_only_work_whose_slot_has_no_other_submission_is_submitted_directl
     assert await desk.at(NOW) == ([] if is_taken else ["submit"])
     assert await desk.at(LATE) == ([] if is_taken else ["submit"])
     assert bool(desk.journal.unfinished()) is not is_taken
-    signed = desk.journal.signed(TICKET)
-    assert signed is not None
-    assert (desk.journal.data(signed) is None) is is_taken
+    assert bool(list(desk.journal._files.iterdir())) is not is_taken
 
 
 async def test_node_that_signed_outside_its_journal_takes_no_tickets_and_ends(
@@ -901,7 +913,7 @@ async def test_accepted_work_that_is_called_fraud_after_a_reorganisation_is_disp
     async def contest(_silence: SilenceDuty, judged: Any) -> None:
         contested.append(judged.signed.submission)
 
-    monkeypatch.setattr(desk.loop, "_contest", contest)
+    monkeypatch.setattr(desk.loop.defence, "_contest", contest)
     await accept(desk)
     record = replace(as_claimed(SIGNED.submission, WORKER_ID), verdict=Verdict.FRAUD)
     if not is_own_file:
@@ -1102,18 +1114,6 @@ async def test_honest_work_that_is_called_fraud_is_claimed_and_fraud_is_not(
     desk.close()
 
 
-async def test_honest_work_that_cannot_be_claimed_says_how_to_do_it_by_hand(
-    desk: Silenced, caplog: pytest.LogCaptureFixture
-) -> None:
-    desk.chain.tokens = BOND - 1
-    await desk.call_fraud()
-    await desk.loop.settle()
-    [said] = [r for r in caplog.records if "could not be claimed" in r.getMessage()]
-    assert "the bond is 10 tokens" in vars(said)["error"]
-    assert "muster dispute open 3:0" in vars(said)["hint"]
-    assert not desk.rooms.given
-
-
 def note_claims(monkeypatch: pytest.MonkeyPatch, *failures: Exception) -> list[Any]:
     """Return the proofs of claims to come; the first claims fail."""
     made: list[Any] = []
@@ -1126,6 +1126,206 @@ def note_claims(monkeypatch: pytest.MonkeyPatch, *failures: Exception) -> list[A
 
     monkeypatch.setattr("muster.client.worker.silence.claim", claim)
     return made
+
+
+def retry_at_once(desk: Silenced) -> None:
+    desk.loop.defence.outage = Outage("a claim", first_s=0.0, longest_s=0.0)
+
+
+FOREIGN = keccak(b"the file of nobody")
+"""The hash of a file that the worker never made."""
+
+
+async def judge(desk: Silenced, *outcomes: tuple[Submission, OutcomeRecord]) -> None:
+    """Post the outcomes of batch 3: each of a submission, with the record that is shown for it."""
+    submissions, records = zip(*outcomes, strict=True)
+    desk.view.batches[3] = make_batch(3, list(submissions), list(records))
+    await desk.loop.on_change([SimpleNamespace(name="OutcomesPosted", args={"batch_id": 3})])  # type: ignore[list-item]
+    await desk.loop.settle()
+
+
+@pytest.mark.parametrize(
+    ("junk", "claimed"),
+    [
+        ({"verdict": Verdict.REJECTED, "file_hash": FOREIGN}, [1]),
+        ({"verdict": Verdict.REJECTED}, [1]),
+        ({"verdict": Verdict.ACCEPTED}, [1]),
+        ({"verdict": Verdict.FRAUD, "file_hash": FOREIGN}, [1]),
+        ({"verdict": Verdict.FRAUD}, [0, 1]),
+    ],
+    ids=["another file", "rejected", "accepted", "fraud of another file", "fraud twice"],
+)
+async def test_fraud_is_disputed_whatever_else_is_recorded_for_its_slot(
+    desk: Silenced, monkeypatch: pytest.MonkeyPatch, junk: dict[str, Any], claimed: list[int]
+) -> None:
+    made = note_claims(monkeypatch)
+    submission = await fill(desk, TICKET)
+    honest = as_claimed(submission, WORKER_ID)
+    fraud = replace(honest, verdict=Verdict.FRAUD, reason=Reason.WRONG_REWARD)
+    await judge(desk, (OTHER, replace(honest, **junk)), (submission, fraud))
+    assert [proof.position for proof in made] == claimed
+    await desk.duty.fill_rooms()
+    assert desk.rooms.given
+    assert not desk.journal.unfinished()
+
+
+@pytest.mark.parametrize(("changes", "steps"), [({"file_hash": FOREIGN}, ["submit"]), ({}, [])])
+async def test_record_of_another_file_is_no_outcome_of_the_work(
+    desk: Silenced, changes: dict[str, Any], steps: list[str]
+) -> None:
+    desk.sign()
+    await desk.loop.on_change([desk.post(5, make_record(Verdict.REJECTED, **changes))])
+    await desk.loop.settle()
+    assert await desk.at(LATE) == steps
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+async def test_restarted_worker_disputes_what_it_has_not_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_answered: bool
+) -> None:
+    made = note_claims(monkeypatch, *[] if is_answered else [ChainUnreachable("no answer")])
+    first = Silenced(tmp_path)
+    submission = await fill(first, TICKET)
+    honest = as_claimed(submission, WORKER_ID)
+    rejected = replace(honest, verdict=Verdict.REJECTED)
+    await judge(first, (OTHER, rejected), (submission, replace(honest, verdict=Verdict.FRAUD)))
+    await first.duty.fill_rooms()
+    first.close()
+    second = Silenced(tmp_path)
+    second.view.batches = first.view.batches
+    second.loop._posted.append(3)
+    await second.loop.settle()
+    assert [proof.position for proof in made] == [1]
+    assert not second.duty.accused
+    second.close()
+
+
+@pytest.mark.parametrize("fault", ["committed late", "slot used before"])
+async def test_fault_of_the_committer_is_claimed_in_the_place_of_fraud(
+    desk: Silenced, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    demanded: list[str] = []
+
+    async def claim(_chain: Any, _proof: Any, _work: Any, ruling: Any, *_: Any, **__: Any) -> None:
+        demanded.append(str(ruling))
+
+    monkeypatch.setattr("muster.client.worker.silence.claim", claim)
+    submission = await fill(desk, TICKET)
+    await desk.accuse(submission, reason=Reason.WRONG_REWARD)
+    if fault == "committed late":
+        late = TICKET.deadline + COMMIT_GRACE_S + 1
+        desk.view.batches[3] = replace(desk.view.batches[3], committed_at=late)
+    else:
+        junk = replace(as_claimed(submission, WORKER_ID), file_hash=FOREIGN)
+        desk.view.batches[2] = make_batch(2, [OTHER], [replace(junk, verdict=Verdict.REJECTED)])
+    await desk.loop.settle()
+    reason = "late" if fault == "committed late" else "slot_reused"
+    assert demanded == [f"rejected for {reason}"]
+
+
+async def test_honest_work_that_cannot_be_claimed_says_how_to_do_it_by_hand(
+    desk: Silenced, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = note_claims(monkeypatch)
+    retry_at_once(desk)
+    desk.chain.tokens = BOND - 1
+    await desk.call_fraud()
+    for _ in range(2):
+        await desk.loop.settle()
+    [said] = [r for r in caplog.records if "could not be claimed" in r.getMessage()]
+    assert "the bond is 10 tokens" in vars(said)["error"]
+    assert "muster dispute open 3:0" in vars(said)["hint"]
+    assert not desk.rooms.given
+    assert not desk.duty.is_done()
+    desk.chain.tokens = BOND
+    monkeypatch.setattr(desk.loop, "_recheck", None)  # what was found once is not computed again
+    for _ in range(2):
+        await desk.loop.settle()
+    assert len(made) == 1
+
+
+async def test_refused_claim_is_tried_again_until_the_window_closes(
+    desk: Silenced, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = note_claims(monkeypatch, ContractRevert("CourtMayNotClaim", ()))
+    retry_at_once(desk)
+    await desk.call_fraud()
+    await desk.loop.settle()
+    assert desk.duty.accused
+    [judged] = desk.duty.accused.values()
+    desk.now_s = desk.duty.closes_at(judged.batch)
+    await desk.loop.settle()
+    assert not made
+    assert not desk.duty.accused
+    assert "a verdict of fraud can be disputed no more" in caplog.messages
+
+
+async def test_claim_joins_an_open_case_after_the_window_and_no_closed_one(
+    desk: Silenced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = note_claims(monkeypatch)
+    first, second = await fill(desk, TICKET), await fill(desk, make_ticket(index=1))
+    await desk.accuse(first, second)
+    batch = desk.view.batches[3]
+    for position, record in enumerate(batch.records):
+        case = SimpleNamespace(closed=bool(position), claims=[])
+        desk.view.cases[record.leaf(3, position)] = case
+    desk.now_s = desk.duty.closes_at(batch)
+    await desk.loop.settle()
+    assert [proof.position for proof in made] == [0]
+
+
+def break_reads(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """Make the next reads of files fail."""
+    read, left = Path.read_bytes, iter(range(times))
+
+    def fail(path: Path) -> bytes:
+        if next(left, None) is not None:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+
+
+async def test_disk_that_cannot_read_only_delays_the_claim_for_honest_work(
+    desk: Silenced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = note_claims(monkeypatch)
+    retry_at_once(desk)
+    await desk.call_fraud()
+    break_reads(monkeypatch, 1)
+    await desk.loop.settle()
+    assert not made
+    assert desk.duty.accused
+    await desk.loop.settle()
+    assert len(made) == 1
+
+
+async def test_accused_work_without_a_file_is_not_claimed_and_said_to_be_lost(
+    desk: Silenced, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = note_claims(monkeypatch)
+    await desk.call_fraud()
+    for path in desk.journal._files.iterdir():
+        path.unlink()
+    await desk.loop.settle()
+    assert not made
+    assert not desk.duty.accused
+    assert "the file of work that was called fraud is lost" in caplog.messages
+
+
+async def test_rooms_never_count_as_having_a_file_that_cannot_be_read(
+    desk: Silenced, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    signed = desk.sign()
+    with monkeypatch.context() as patch:
+        break_reads(patch, 1)
+        with pytest.raises(StorageError, match="cannot read"):
+            await desk.duty.deposit(signed, set())
+    assert await desk.duty.deposit(signed, set())
+    next(desk.journal._files.iterdir()).unlink()
+    assert not await desk.duty.deposit(signed, set())
+    assert [r for r in caplog.messages if "the file is lost" in r]
 
 
 async def fill(desk: Silenced, ticket: Ticket) -> Submission:
@@ -1153,7 +1353,7 @@ async def test_an_outage_only_delays_the_claim_for_honest_work(
     desk: Silenced, monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
     made = note_claims(monkeypatch, failure, failure)
-    desk.loop.contests = Outage("a claim", first_s=0.0, longest_s=0.0)
+    retry_at_once(desk)
     await desk.call_fraud()
     await desk.loop.settle()
     assert not made
@@ -1235,12 +1435,12 @@ async def test_accusation_that_cannot_be_checked_does_not_delay_the_claim_about_
     async with asyncio.timeout(60):
         await desk.loop.settle()
     assert [each.position for each in made] == [1]
-    [slot] = desk.duty.accused
-    assert desk.journal.unfinished()[slot].submission == first
-    assert set(desk.loop._contest_at) == {slot}
+    [(case_id, judged)] = desk.duty.accused.items()
+    assert desk.journal.unfinished()[judged.signed.slot].submission == first
+    assert set(desk.loop.defence.waits_until) == {case_id}
     desk.duty.accused.clear()
     await desk.loop.settle()
-    assert not desk.loop._contest_at
+    assert not desk.loop.defence.waits_until
 
 
 async def test_banned_worker_stays_until_its_bonds_are_back(desk: Silenced) -> None:
@@ -1264,7 +1464,7 @@ async def test_claim_that_somebody_made_is_not_made_again(desk: Silenced) -> Non
     batch = make_batch(3, [SIGNED.submission], [record])
     made = SimpleNamespace(claims=[SimpleNamespace(ruling=int(Verdict.ACCEPTED) << 8)])
     desk.view.cases[record.leaf(3, 0)] = made
-    await desk.duty.claim(Judged(signed, batch, 0))
+    await desk.duty.claim(Judged(signed, batch, 0), HONEST)
     made.closed = False
     await desk.duty.fill_rooms()
     assert desk.chain.allowed == 0

@@ -1,0 +1,131 @@
+"""A worker's defence against verdicts of fraud, step 11 of its loop.
+
+It judges the accused work again with the validators' own checks. It claims whatever they find here
+before the network's jurors, unless that is a fraud, too. An accusation stays until it is claimed,
+conceded, or can be disputed no more: whatever fails before is tried again.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from muster.client.chain_facts import entry_of
+from muster.client.disputes.rerun import claim_of
+from muster.client.outage import SURVIVED, Outage
+from muster.client.validator.checks import ClaimedWork, FailedCheck, check_claim
+from muster.client.worker.context import WorkerContext
+from muster.client.worker.silence import Judged, SilenceDuty
+from muster.protocol.errors import ConfigError, ContractRevert
+from muster.protocol.ids import Hash32
+from muster.protocol.jury import Ruling
+from muster.protocol.messages import Reason, Verdict
+
+logger = logging.getLogger(__name__)
+
+CLAIM_S = 300.0
+"""Longest time in seconds for a claim."""
+HONEST = Ruling(Verdict.ACCEPTED, Reason.NONE)
+"""The ruling about work in which nothing is wrong."""
+LONGEST_PAUSE_S = 600.0
+"""Longest pause in seconds between two tries: one that the chain refuses costs gas."""
+
+Recheck = Callable[[ClaimedWork, bytes], Awaitable[FailedCheck | None]]
+"""Checks work that passed check 1 and its file on this machine, by checks 2 to 7."""
+
+
+class Defence:
+    """Disputes the verdicts of fraud on one node's work."""
+
+    def __init__(self, context: WorkerContext, recheck: Recheck) -> None:
+        self._context = context
+        self._recheck = recheck
+        self.outage = Outage("a claim for work that was called fraud", longest_s=LONGEST_PAUSE_S)
+        self.waits_until: dict[Hash32, float] = {}
+        """Monotonic time of the next try about each accusation whose last one failed."""
+        self._found: dict[Hash32, tuple[Judged, Ruling]] = {}
+        """What this machine found about accused work that is not claimed yet."""
+        self._said: set[Hash32] = set()
+
+    async def serve(self, silence: SilenceDuty) -> None:
+        """Dispute all accusations; a failure only delays the one that it concerns."""
+        accused = silence.accused
+        self.waits_until = {k: at for k, at in self.waits_until.items() if k in accused}
+        for case_id, judged in list(accused.items()):
+            if time.monotonic() < self.waits_until.get(case_id, 0.0):
+                continue
+            try:
+                await self._contest(silence, judged)
+                await self._close(silence, judged)
+            except (*SURVIVED, ConfigError, TimeoutError) as error:
+                self._say_how_by_hand(judged, error)
+                self.waits_until[case_id] = time.monotonic() + self.outage.failed(error)
+                continue
+            self.waits_until.pop(case_id, None)
+            if not self.waits_until:
+                self.outage.recovered()
+
+    async def _contest(self, silence: SilenceDuty, accused: Judged) -> None:
+        """Claim what this machine finds, unless it is fraud, or nobody can claim any more."""
+        if await self._is_over(silence, accused):
+            self._report("a verdict of fraud can be disputed no more", accused)
+            return
+        about, ruling = self._found.get(accused.case_id, (None, None))
+        if about is not accused:
+            ruling = await self._judge(silence, accused)
+        if ruling is None:
+            self._report("the file of work that was called fraud is lost", accused)
+            return
+        self._found[accused.case_id] = accused, ruling
+        if ruling.verdict is Verdict.FRAUD:
+            said = "this machine finds its own work at fault, too: nothing is claimed"
+            self._report(said, accused)
+            return
+        async with asyncio.timeout(CLAIM_S):
+            await silence.claim(accused, ruling)
+
+    async def _is_over(self, silence: SilenceDuty, accused: Judged) -> bool:
+        """Return whether no claim about a verdict is possible any more."""
+        case = self._context.view.cases.get(accused.case_id)
+        if case is not None:
+            return case.closed
+        return await self._context.now() >= silence.closes_at(accused.batch)
+
+    async def _judge(self, silence: SilenceDuty, accused: Judged) -> Ruling | None:
+        """Return the ruling of the validators' own checks on this machine; None if the file is
+        lost.
+        """
+        context, signed, batch = self._context, accused.signed, accused.batch
+        data = await asyncio.to_thread(context.journal.data, signed)
+        if data is None:
+            return None
+        entry = entry_of(silence.work(signed), batch.committed_at)
+        claim = claim_of(context.view, batch, entry, accused.position, context.domain)
+        finding = check_claim(claim) or await self._recheck(claim, data)
+        return Ruling(finding.verdict, finding.reason) if finding else HONEST
+
+    async def _close(self, silence: SilenceDuty, judged: Judged) -> None:
+        """Note that a verdict of fraud was disputed or cannot be."""
+        if silence.accused.get(judged.case_id) is not judged:
+            return  # after a reorganisation it is accused in another batch
+        if judged.case_id not in silence.claimed:  # rooms are offered its file first
+            await asyncio.to_thread(self._context.journal.answer, judged.signed, judged.case_id)
+        silence.accepted.pop(judged.signed.slot, None)
+        self._found.pop(judged.case_id, None)
+        del silence.accused[judged.case_id]
+
+    def _say_how_by_hand(self, judged: Judged, error: Exception) -> None:
+        """Log once about an accusation that a claim is refused, not only delayed by an outage."""
+        if judged.case_id in self._said or not isinstance(error, ContractRevert | ConfigError):
+            return
+        self._said.add(judged.case_id)
+        hint = f"claim by hand: muster dispute open {_place(judged)} --keystore FILE"
+        fields = {"submission": _place(judged), "error": str(error), "hint": hint}
+        logger.error("work was called fraud wrongly and could not be claimed yet", extra=fields)
+
+    def _report(self, what: str, judged: Judged) -> None:
+        logger.error(what, extra={"submission": _place(judged)})
+
+
+def _place(judged: Judged) -> str:
+    return f"{judged.batch.batch_id}:{judged.position}"
