@@ -17,6 +17,8 @@ from muster.protocol.seeds import ticket_seed
 
 GONE = frozenset({404, 410})
 """HTTP statuses that mean that a source does not have a file."""
+DAMAGED = "bad_answer"
+"""Code of the error of a source that sent other bytes than the file's."""
 RELAY_S = 20.0
 """Deadline in seconds for one relay to deliver a file: 64 MiB at 3.3 MB/s."""
 MOST_RELAYS = 8
@@ -44,7 +46,9 @@ class FileSource(Protocol):
 
 
 class Files:
-    """Submission files from the run's orchestrator; those that it lacks, from the run's relays."""
+    """Submission files from the run's orchestrator; those that it lacks or has damaged, from the
+    run's relays.
+    """
 
     def __init__(
         self,
@@ -67,12 +71,12 @@ class Files:
         try:
             return await self._api.file(submission_file_hash)
         except ApiError as error:
-            if error.status not in GONE:
+            if error.status not in GONE and error.code != DAMAGED:
                 raise
             found = await self._from_relays(submission_file_hash)
             if isinstance(found, bytes):
                 return found
-            if not found:
+            if not found or error.code == DAMAGED:
                 raise
             silent_s = self._clock() - max(self._silent_since[url] for url in found)
             raise RelaysSilent(

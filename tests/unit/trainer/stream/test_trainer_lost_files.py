@@ -49,13 +49,13 @@ INFO = {
 }
 
 
-def _orchestrator(status: int) -> Callable[[httpx.Request], httpx.Response]:
+def _orchestrator(status: int, data: bytes = DATA) -> Callable[[httpx.Request], httpx.Response]:
     """Return an orchestrator that answers so about files, and names relays."""
 
     def answer(request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v1/runs/1":
             return httpx.Response(200, content=json.dumps(INFO))
-        return httpx.Response(status, content=DATA if status == 200 else b"")
+        return httpx.Response(status, content=data if status == 200 else b"")
 
     return answer
 
@@ -87,6 +87,28 @@ async def test_relays_are_not_asked_for_what_the_orchestrator_shows() -> None:
     internet = Internet(orchestrator=_orchestrator(200), relay=says(DATA))
     assert await _file(internet) == DATA
     assert "relay.example" not in internet.asked
+
+
+async def test_file_that_the_orchestrator_damaged_is_had_from_a_relay() -> None:
+    internet = Internet(orchestrator=_orchestrator(200, b"other"), relay=says(DATA))
+    assert await _file(internet) == DATA
+
+
+@pytest.mark.parametrize("relay", [says(b"", 404), says(b"", 500), says(b"other")])
+async def test_damaged_file_that_no_relay_has_is_awaited_with_a_way_out(
+    tmp_path: Path, relay: Answer
+) -> None:
+    internet, clock = Internet(orchestrator=_orchestrator(200, b"other"), relay=relay), Clock()
+    async with _api(internet) as api:
+        files = Files(api, RunId(1), transport=internet)
+        buffer = FileBuffer(tmp_path, files, FakeLedger(), patience_s=1.0, clock=clock)
+        for _ in range(3):
+            with pytest.raises(ApiError) as caught:
+                await buffer.file(file_hash(DATA))
+            clock.now += 10 * PATIENCE_S
+    assert caught.value.code == "bad_answer"
+    assert str(tmp_path / file_hash(DATA).hex()) in (caught.value.hint or "")
+    assert "training waits for it" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize(("status", "said"), [(404, 404), (410, 410), (503, 503), (403, 403)])

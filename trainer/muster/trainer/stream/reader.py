@@ -38,7 +38,7 @@ from muster.protocol.messages import OutcomeRecord
 from muster.protocol.recipe import PartRules, Recipe
 from muster.protocol.rollouts import Bounds, Rollout, decode_rollouts
 from muster.protocol.seeds import target_length
-from muster.trainer.ports import GONE, ChainLedger, FileSource, RelaysSilent
+from muster.trainer.ports import DAMAGED, GONE, ChainLedger, FileSource, RelaysSilent
 from muster.trainer.stream.filters import DifficultyPools, Drop, Group, PartTally, Sieve, named
 
 logger = logging.getLogger(__name__)
@@ -439,6 +439,8 @@ class FileBuffer:
         try:
             data = await self._source.file(submission_file_hash)
         except ApiError as error:
+            if error.code == DAMAGED:
+                error.hint = _where_to_put(path, math.inf)
             if error.status not in GONE:
                 raise
             silent_s = error.silent_s if isinstance(error, RelaysSilent) else None
