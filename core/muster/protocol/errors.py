@@ -206,7 +206,7 @@ class PolicyUnavailable(MusterError, RuntimeError):
 
 
 class PolicyBroken(PolicyUnavailable):
-    """A published version has weights that are not finite, so that nobody can compute with it."""
+    """A published version has weights that are not finite, so that nobody may compute with it."""
 
 
 class TaskError(MusterError, ValueError):

@@ -161,14 +161,14 @@ _EXPONENTS: dict[str, np.unsignedinteger[Any]] = {
     "F16": np.uint16(0x7C00),
 }
 """Bits of a number's exponent by format: all are set in NaN and infinity, and in no other."""
-_NUMBERS = 1 << 22
-"""Numbers that are looked at together."""
+_NUMBERS = 1 << 16
+"""Numbers that are looked at together; they fit into a processor's cache."""
 
 
 def require_finite(folder: Path, version: PolicyVersion) -> None:
-    """Raise PolicyBroken when a weight of a policy folder is not finite. Reads all weights, to find
-    out whether a policy that does not compute, or this machine, is at fault. Raises StorageError
-    when they cannot be read.
+    """Raise PolicyBroken when a weight of a policy folder is not finite, even one that few samples
+    use: all machines then refuse the same versions, whatever their engines make of them. Reads all
+    weights; raises StorageError when they cannot be read.
     """
     for path in sorted(folder.glob("*.safetensors")):
         try:
@@ -178,7 +178,7 @@ def require_finite(folder: Path, version: PolicyVersion) -> None:
             raise StorageError(f"cannot read {path}: {error}") from error
         if name is not None:
             raise PolicyBroken(
-                f"policy version {version} computes nonsense everywhere: its {name} is not finite",
+                f"policy version {version} is refused everywhere: its {name} is not finite",
                 hint="nothing is wrong with this machine: the run's owner has to publish another "
                 "version, which is then used",
             )

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -70,7 +70,9 @@ from muster.protocol.errors import (
     EncodingError,
     EngineError,
     MusterError,
+    PolicyBroken,
     PolicyUnavailable,
+    StorageError,
 )
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
 from muster.protocol.jury import Ruling, summons_of
@@ -253,7 +255,7 @@ class Rejudge:
             return NotRerun(batch.batch_id, position, str(error), error.how)
         except EncodingError as error:
             return at_outcomes(batch, Kind.EVIDENCE_ALTERED, str(error), position)
-        except EngineError as error:
+        except (EngineError, StorageError) as error:
             how = self._blame(str(error), self._clock() - began)
             return NotRerun(batch.batch_id, position, str(error), how)
         if problems:
@@ -399,7 +401,11 @@ class Rejudge:
         assert self._rules is not None  # read by the caller
         batches = self._history.ledger.batches
         counted = (*counted_before(batches, self._run, place), (place, alone.record))
-        conducts = [await self._conduct(batches[at.batch_id], record) for at, record in counted]
+        conducts = []
+        for at, record in counted:
+            # Validators know no conduct under a broken policy: they accept no such work.
+            with suppress(PolicyBroken):
+                conducts.append(await self._conduct(batches[at.batch_id], record))
         record, detail = judge_again(
             batches, place, alone.record, conducts, self._rules.calibration
         )

@@ -30,7 +30,7 @@ from muster.inference import InferenceEngine
 from muster.inference.engine import set_aside_in
 from muster.protocol.eip712 import Domain
 from muster.protocol.encoding import file_hash
-from muster.protocol.errors import ConfigError, EngineError, PolicyBroken, StorageError
+from muster.protocol.errors import ConfigError, PolicyBroken
 from muster.protocol.ids import Address, PolicyVersion, RunId
 from muster.protocol.messages import OutcomeRecord
 from muster.protocol.rollouts import MAX_FILE_BYTES, Bounds, Rollout
@@ -112,9 +112,12 @@ def slots_of(view: HistoryView, run_id: RunId) -> SlotIndex:
 
 
 async def hold(engine: InferenceEngine, folder: Path, version: PolicyVersion) -> None:
-    """Load a policy unless the engine holds this version, of the same run; raises EngineError."""
+    """Load a policy unless the engine holds this version, of the same run. Raises PolicyBroken when
+    its weights are not finite, StorageError and EngineError.
+    """
     if engine.policy_version != version:
         with own_trouble():
+            await asyncio.to_thread(require_finite, folder, version)
             await asyncio.to_thread(engine.load_policy, folder, version)
 
 
@@ -129,34 +132,31 @@ async def recompute(
     folder: Path | None = None,
 ) -> Rerun:
     """Return the outcome of a claim. The ticket's policy must be loaded, or its verified files lie
-    in `folder`. Raises EngineError when this machine has too little memory, or the policy does not
-    load.
+    in `folder`; if its weights are not finite, its work is rejected, as validators do. Raises
+    EngineError when this machine has too little memory, or the policy does not load.
 
-    If the engine fails and weights in `folder` are not finite, the policy is at fault: its work is
-    rejected, as validators do. The result also holds the fingerprints that the validators in
-    `seats` must have shown.
+    The result also holds the fingerprints that the validators in `seats` must have shown.
     """
-    try:
-        if folder is not None:
+    if folder is not None:
+        try:
             await hold(engine, folder, claim.submission.policy_version)
-        rows, judgement = await _judge(claim, data, rules, engine, decoder, seats)
-    except EngineError:
-        found = folder and await recompute_broken(claim, data, rules, decoder, folder)
-        if not found:
-            raise
-        return found
+        except PolicyBroken as fault:
+            return await recompute_broken(claim, data, rules, decoder, folder, fault)
+    rows, judgement = await _judge(claim, data, rules, engine, decoder, seats)
     return _as_rerun(claim, rules, judgement, rows)
 
 
 async def recompute_broken(
-    claim: ClaimedWork, data: bytes, rules: Rules, decoder: FileDecoder, folder: Path
-) -> Rerun | None:
-    """Return the outcome of a claim if weights of its policy, whose verified files lie in `folder`,
-    are not finite; None if they are.
+    claim: ClaimedWork,
+    data: bytes,
+    rules: Rules,
+    decoder: FileDecoder,
+    folder: Path,
+    fault: PolicyBroken,
+) -> Rerun:
+    """Return the outcome of a claim whose policy, with its verified files in `folder`, has weights
+    that are not finite.
     """
-    fault = await asyncio.to_thread(_fault_in, folder, claim.submission.policy_version)
-    if fault is None:
-        return None
     found = await _read(claim, data, rules, decoder, partial(set_aside_in, folder))
     if not isinstance(found, Judgement):
         found = unread(claim, without_prefill(fault))
@@ -227,14 +227,3 @@ async def _read(
     with own_trouble():
         of_policy = listed() if rules.recipe.skips_problems else NOTHING
         return await read_rows(claim, data, rules, decoder, of_policy)
-
-
-def _fault_in(folder: Path, version: PolicyVersion) -> PolicyBroken | None:
-    """Return the fault of a policy whose weights are not finite, else None."""
-    try:
-        require_finite(folder, version)
-    except PolicyBroken as error:
-        return error
-    except StorageError:
-        pass  # files that hold no tensors are for the engine to refuse
-    return None

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from threading import Event
@@ -31,6 +30,7 @@ from muster.client.disputes.rerun import (
     recompute,
     recompute_broken,
 )
+from muster.client.finite_policies import FinitePolicies
 from muster.client.preflight import installed_version, require_software
 from muster.client.run_documents import (
     TASK_SETS,
@@ -41,7 +41,6 @@ from muster.client.run_documents import (
 from muster.client.sources import Signer, Sources
 from muster.client.tickets import slot_and_policy
 from muster.client.validator.batches import is_misdeclared
-from muster.client.validator.checks import ClaimedWork
 from muster.client.validator.decoding import FileDecoder
 from muster.client.validator.judging import MISDECLARED, Rules, outcome_record
 from muster.client.validator.records import counted_before, judge_again
@@ -49,7 +48,7 @@ from muster.inference import InferenceEngine
 from muster.inference.vllm.engine import ProcessEngine
 from muster.protocol.eip712 import Domain, signer_of
 from muster.protocol.encoding import hex0x
-from muster.protocol.errors import ApiError, EngineError, PolicyUnavailable
+from muster.protocol.errors import ApiError, EngineError, PolicyBroken, PolicyUnavailable
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.jury import Ruling
 from muster.protocol.messages import Reason, Submission, Verdict
@@ -123,8 +122,7 @@ class CaseJudge:
     _by_verifiers: dict[Hash32, int] = field(default_factory=dict)
     """Cases whose rulings verifiers decide, with the number of claims looked at."""
     _loaded: _Version | None = None
-    _finite: set[_Version] = field(default_factory=set)
-    """Policies whose weights are finite, of those with which the engine failed."""
+    _policies: FinitePolicies = field(default_factory=FinitePolicies)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the case that uses the engine."""
     _turn_ends: float = 0.0
@@ -227,27 +225,17 @@ class CaseJudge:
     async def _recompute(self, at: _CaseAt, entry: BatchEntry) -> Rerun:
         claim = claim_of(self.view, at.batch, entry, at.position, self.domain)
         data = await at.sources.file(entry.submission.file_hash)
-        work = partial(recompute, claim, data, at.rules, self.engine, self.decoder)
+        version = entry.submission.policy_version
         try:
-            async with self._policy(at.run, entry.submission.policy_version, at.sources):
-                return await self._attended(work())
-        except EngineError:
-            if found := await self._rejected(at, claim, data):
-                return found
-            raise
-
-    async def _rejected(self, at: _CaseAt, claim: ClaimedWork, data: bytes) -> Rerun | None:
-        """Return the outcome of a claim if weights of its policy are not finite; None if they are,
-        or it was never published.
-        """
-        wanted = _wanted(at.run, claim.submission.policy_version)
-        if wanted is None or wanted in self._finite:
-            return None
-        folder = await self._fetch(wanted, at.sources)
-        found = await recompute_broken(claim, data, at.rules, self.decoder, folder)
-        if found is None:
-            self._finite.add(wanted)
-        return found
+            async with self._policy(at.run, version, at.sources):
+                return await self._attended(
+                    recompute(claim, data, at.rules, self.engine, self.decoder)
+                )
+        except PolicyBroken as fault:
+            wanted = _wanted(at.run, version)
+            assert wanted is not None  # it was looked at
+            folder = await self._fetch(wanted, at.sources)
+            return await recompute_broken(claim, data, at.rules, self.decoder, folder, fault)
 
     async def _among_all(self, at: _CaseAt) -> Rerun:
         """Return the outcome for a batch that was refused as a whole."""
@@ -270,11 +258,13 @@ class CaseJudge:
         for counted_at, record in counted:
             seed = batches[counted_at.batch_id].seed
             data = await at.sources.file(record.file_hash)
-            async with self._policy(at.run, record.policy_version, at.sources):
-                conduct = await self._attended(
-                    measure_conduct(data, seed, at.rules, self.engine, self.decoder)
-                )
-            conducts.append(conduct)
+            # Validators know no conduct under a broken policy: they accept no such work.
+            with suppress(PolicyBroken):
+                async with self._policy(at.run, record.policy_version, at.sources):
+                    conduct = await self._attended(
+                        measure_conduct(data, seed, at.rules, self.engine, self.decoder)
+                    )
+                conducts.append(conduct)
         record, detail = judge_again(batches, place, alone.record, conducts, at.rules.calibration)
         return replace(alone, record=record, detail=detail)
 
@@ -282,7 +272,9 @@ class CaseJudge:
     async def _policy(
         self, run: RunView, version: PolicyVersion, sources: Sources
     ) -> AsyncIterator[None]:
-        """Hold the engine, with the policy that the work claims if it was published."""
+        """Hold the engine, with the policy that the work claims if it was published. Raises
+        PolicyBroken when its weights are not finite.
+        """
         wanted = _wanted(run, version)
         if wanted is None:
             async with self._its_turn():
@@ -293,13 +285,20 @@ class CaseJudge:
             self._loaded = None
         while True:
             # Fetched before its turn, so that slow relays delay no other case.
-            folder = None if self._loaded == wanted else await self._fetch(wanted, sources)
+            folder = None if self._loaded == wanted else await self._sound(wanted, sources)
             async with self._its_turn():
                 if folder is not None:
                     await self._load(wanted, folder)
                 if self._loaded == wanted:
                     yield
                     return
+
+    async def _sound(self, wanted: _Version, sources: Sources) -> Path:
+        """Fetch a policy; raises PolicyBroken when its weights are not finite."""
+        folder = await self._fetch(wanted, sources)
+        _, version, root = wanted
+        await self._policies.require(root, version, folder)
+        return folder
 
     async def _fetch(self, wanted: _Version, sources: Sources) -> Path:
         relays, connects_to = await sources.relays(wanted[0], self.relays)

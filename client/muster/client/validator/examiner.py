@@ -6,9 +6,9 @@ one version delays no batch of another. Only a file that the orchestrator and al
 lack, at the beginning and at the end of `file_patience_s`, counts as missing, which the check of
 the file rejects (`check_file`). A relay that is silent may have it, and is awaited for longer.
 
-When the engine fails, the weights of its policy are looked at. If they are not finite, the policy
-is at fault, not this machine: nobody can have generated with it, so its work is rejected, like
-every sample that cannot be prefilled. Otherwise the policy is loaded anew the next time.
+Before a policy is loaded, its weights are looked at. If they are not finite, its work is rejected,
+like every sample that cannot be prefilled: workers refuse such a policy. So what an engine makes of
+it on some machine decides nothing. When the engine fails, its policy is loaded anew the next time.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from muster.client.finite_policies import FinitePolicies
 from muster.client.sources import LACKING
 from muster.client.validator.checks import (
     ClaimedWork,
@@ -53,7 +54,6 @@ from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.messages import Ticket
 from muster.protocol.rollouts import Rollout
 from muster.protocol.set_aside import NOTHING, SetAside
-from muster.shardcast.delta_layout import require_finite
 
 if TYPE_CHECKING:
     from muster.client.validator.context import ValidatorContext
@@ -186,14 +186,18 @@ class Examiner:
         self._failing_since = failing_since
         self._lacked_since: dict[Hash32, float] = {}
         """By file, when the orchestrator and all relays first said that they lack it."""
-        self.broken: dict[Hash32, PolicyBroken] = {}
-        """Policies whose weights are not finite, by root."""
+        self._policies = FinitePolicies()
         self._root: Hash32 | None = None
         self._compute = ComputeThread()
         self._turn = asyncio.Lock()
         self._fetches = _Fetches(context, fetched)
         self._used = Counter[PolicyVersion]()
         context.fetcher.named = self.in_use
+
+    @property
+    def broken(self) -> Collection[Hash32]:
+        """Roots of policies whose weights are not finite."""
+        return self._policies.broken
 
     def close(self) -> None:
         """Stop fetching and computing."""
@@ -251,12 +255,13 @@ class Examiner:
                     proofs_first=proofs_first,
                 )
         except PolicyBroken as error:
+            logger.error("a policy is broken, its work is rejected", extra={"error": str(error)})
             judged = unread(claim, without_prefill(error))
         return judged, data
 
     async def judge_own(self, ticket: Ticket) -> FailedCheck | None:
-        """Return the failed check of an item that it generates itself, or None; see the module's
-        docstring. Raises PolicyBroken when the policy is at fault.
+        """Return the failed check of an item that it generates itself, or None; then the policy is
+        loaded anew the next time. Raises PolicyBroken when its weights are not finite.
         """
         policy = ticket.policy_version, ticket.policy_root
         rules, engine = self.context.rules, self.context.engine
@@ -264,7 +269,7 @@ class Examiner:
             async with self.holding(policy):
                 finding = await self._compute.run(judge_generated, ticket, rules, engine)
                 if finding is not None:
-                    await self._suspect(policy)
+                    self.version = self._root = None
                 return finding
 
     async def file(self, name: Hash32) -> bytes | None:
@@ -305,7 +310,7 @@ class Examiner:
     @asynccontextmanager
     async def holding(self, policy: _Policy) -> AsyncIterator[None]:
         """Hold the engine with a policy version, verified against the root on chain. Raises
-        PolicyBroken instead of an EngineError when the policy is at fault.
+        PolicyBroken when its weights are not finite.
         """
         with self._using(policy[0]):
             # Fetched before its turn, so that others can use the engine.
@@ -316,25 +321,9 @@ class Examiner:
                         await self._load(policy, folder or await self._fetches.folder(policy))
                     yield
                 except EngineError:
-                    await self._suspect(policy)
+                    # Memory may be corrupted.
+                    self.version = self._root = None
                     raise
-
-    async def _suspect(self, policy: _Policy) -> None:
-        """Raise PolicyBroken when a policy's weights are not finite; else have it loaded anew the
-        next time, because memory may be corrupted.
-        """
-        version, root = policy
-        if root in self.broken:
-            raise self.broken[root]
-        try:
-            await self._compute.run(require_finite, await self._fetches.folder(policy), version)
-        except PolicyBroken as error:
-            self.broken[root] = error
-            logger.error("a policy is broken, its work is rejected", extra={"error": str(error)})
-            raise
-        except PolicyUnavailable as error:
-            logger.debug("cannot look at a policy's weights", extra={"error": str(error)})
-        self.version = self._root = None
 
     def _has(self, policy: _Policy) -> bool:
         # An engine in its own process loses its policy when the process dies.
@@ -342,9 +331,11 @@ class Examiner:
         return (self.version, self._root) == policy and not has_lost_it
 
     async def _load(self, policy: _Policy, folder: Path) -> None:
+        version, root = policy
+        await self._policies.require(root, version, folder)
         engine = self.context.engine
         # A failed load leaves the engine without a policy.
         self.version = self._root = None
-        await self._compute.run(engine.load_policy, folder, policy[0])
+        await self._compute.run(engine.load_policy, folder, version)
         say_list_fault(self.context.rules, engine)
         self.version, self._root = policy

@@ -10,10 +10,11 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from muster.client.finite_policies import FinitePolicies
 from muster.inference.engine import Progress
 from muster.lifecycle import uptime_s
 from muster.protocol.eip712 import digest, sign
-from muster.protocol.errors import ConfigError, PolicyBroken, TaskError
+from muster.protocol.errors import ConfigError, TaskError
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
 from muster.protocol.messages import Ticket
 
@@ -204,8 +205,7 @@ class Held:
         """Held during a lease request: two simultaneous requests would get the same ticket."""
         self.lease_s: float | None = None
         """Seconds from the last lease to its deadline; None before the first."""
-        self.broken: tuple[Policy, PolicyBroken] | None = None
-        """The last policy with weights that are not finite; it is not loaded again."""
+        self.policies = FinitePolicies()
         self.fault: ConfigError | None = None
         """Why the node must sign nothing more; None while it may."""
 

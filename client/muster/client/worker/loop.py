@@ -72,7 +72,6 @@ from muster.protocol.errors import (
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
 from muster.protocol.messages import OutcomeRecord, Reason, Submission, Ticket, Verdict
 from muster.protocol.rollouts import Rollout, decode_rollouts, encode_rollouts
-from muster.shardcast.delta_layout import require_finite
 
 logger = logging.getLogger(__name__)
 
@@ -355,12 +354,9 @@ class WorkerLoop:
         """Keep a policy version loaded, verified against the root on chain.
 
         It is fetched while other loops still use another version. Raises EngineError when its
-        self-check fails; then it is loaded again. Raises PolicyBroken when its weights are at
-        fault, and does not load it again.
+        self-check fails; then it is loaded again. Raises PolicyBroken, and does not load it, when
+        its weights are not finite.
         """
-        broken = self.context.held.broken
-        if broken is not None and broken[0] == (version, root):
-            raise broken[1]
         folder = None
         if self.context.engine.policy_version is None:
             # An engine in a process of its own that died may fail to open its policy again.
@@ -372,24 +368,14 @@ class WorkerLoop:
         async def load() -> None:
             await self.load(folder or await self._fetched(version, root), version)
 
-        try:
-            async with self.station.holding((version, root), load):
-                yield
-        except EngineError:
-            await self._require_finite(version, root)
-            raise
-
-    async def _require_finite(self, version: PolicyVersion, root: Hash32) -> None:
-        """Raise PolicyBroken when it is the policy that does not compute, not this machine."""
-        folder = await self._fetched(version, root)
-        try:
-            await self.compute.run(require_finite, folder, version)
-        except PolicyBroken as error:
-            self.context.held.broken = (version, root), error
-            raise
+        async with self.station.holding((version, root), load):
+            yield
 
     async def _fetched(self, version: PolicyVersion, root: Hash32) -> Path:
-        return await self.context.fetcher.fetch(self.context.run_id, version, root)
+        """Return a version's folder; raises PolicyBroken when its weights are not finite."""
+        folder = await self.context.fetcher.fetch(self.context.run_id, version, root)
+        await self.context.held.policies.require(root, version, folder)
+        return folder
 
     async def load(self, folder: Path, version: PolicyVersion) -> None:
         """Load a policy's folder into the idle engine, and run the self-check."""
@@ -418,7 +404,8 @@ class WorkerLoop:
             newest = self._newest()
             if newest is not None and newest != held.fetched and not self._is_over():
                 try:
-                    await self._fetched(*newest)
+                    with contextlib.suppress(PolicyBroken):  # whoever needs it says so
+                        await self._fetched(*newest)
                 except SURVIVED as error:
                     await asyncio.sleep(outages.failed(error))
                     continue

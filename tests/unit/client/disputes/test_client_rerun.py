@@ -26,9 +26,10 @@ from worlds.validator_bench import PlainDecoder
 from muster.client.disputes.rerun import Rerun, recompute
 from muster.client.validator.checks import ClaimedWork
 from muster.inference.examining import Recomputed
-from muster.protocol.errors import EngineError, ValidatorDisturbed
+from muster.protocol.errors import EngineError, StorageError, ValidatorDisturbed
 from muster.protocol.messages import Reason, Verdict
 from muster.protocol.rollouts import encode_rollouts
+from muster.shardcast import delta_layout
 
 TICKET = make_ticket()
 ROWS = make_rollouts(TICKET)
@@ -99,7 +100,7 @@ def test_the_policy_of_a_folder_is_loaded_once(tmp_path: Path) -> None:
     assert engine.loaded == [(tmp_path, VERSION)]
 
 
-@pytest.mark.parametrize("engine", [Nonsense(), InLogits(), Unloadable()])
+@pytest.mark.parametrize("engine", [Nonsense(), InLogits(), Unloadable(), Crowded(), HashEngine()])
 def test_work_of_a_policy_that_is_not_finite_is_rejected(
     tmp_path: Path, engine: HashEngine
 ) -> None:
@@ -126,6 +127,17 @@ def test_an_engine_that_fails_with_other_weights_judges_nothing(
 def test_a_machine_without_memory_for_the_policy_judges_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValidatorDisturbed, match="MemoryError"):
         rerun(Crowded(), weights_of(tmp_path, 1.0))
+
+
+def test_weights_that_cannot_be_read_say_nothing_about_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError("input/output error")
+
+    monkeypatch.setattr(delta_layout, "_is_finite", fail)
+    with pytest.raises(StorageError, match="input/output error"):
+        rerun(HashEngine(), weights_of(tmp_path, math.nan))
 
 
 def test_the_earlier_checks_decide_also_where_the_policy_is_broken(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ from worlds.validator_bench import PlainDecoder
 
 from muster.api import BatchEntry
 from muster.chain import ClaimView, LeasedWork
+from muster.client.chain_facts import OutcomePlace
 from muster.client.connections import make_engine
 from muster.client.juror import judging
 from muster.client.juror.duty import require_place
@@ -49,7 +50,13 @@ from muster.client.settings import JurorSettings
 from muster.inference.vllm.engine import ProcessEngine
 from muster.lifecycle import total_memory_bytes
 from muster.protocol.encoding import hex0x, keccak
-from muster.protocol.errors import ApiError, ConfigError, EngineError, TaskError
+from muster.protocol.errors import (
+    ApiError,
+    ConfigError,
+    EngineError,
+    TaskError,
+    ValidatorDisturbed,
+)
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.jury import BenchPlace, Ruling, summons_of
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
@@ -140,6 +147,7 @@ class World:
 
 
 REJECTED = Ruling(Verdict.REJECTED, Reason.LATE)
+DRIFT = Ruling(Verdict.REJECTED, Reason.SAMPLER_DRIFT)
 FRAUD = Ruling(Verdict.FRAUD, Reason.WRONG_REWARD)
 
 
@@ -327,6 +335,7 @@ async def test_engine_takes_one_case_after_the_other_each_with_its_policy(
     later = PolicyVersion(VERSION + 1)
     run.checkpoints[later] = run.checkpoints[VERSION]
     loads: list[PolicyVersion] = []
+    await judge._policies.require(ROOT, VERSION, tmp_path)
     judge.engine = SimpleNamespace(
         policy_version=VERSION, load_policy=lambda _folder, version: loads.append(version)
     )
@@ -371,49 +380,91 @@ async def test_policy_that_comes_slowly_delays_no_other_case(
     await asyncio.wait([hanging])
 
 
-class Broken(HashEngine):
-    """Fails with every policy: it does not load, or computes nonsense."""
-
-    def __init__(self, *, loads: bool) -> None:
-        super().__init__(VERSION if loads else None)
-        self.loads = loads
-
+class Unloadable(HashEngine):
     def load_policy(self, folder: Path, version: PolicyVersion) -> None:
         raise EngineError(f"version {version} in {folder.name} does not load")
 
+
+class Failing(HashEngine):
+    """Fails with every sample."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
     def recompute(self, samples: Any) -> Any:
-        raise EngineError(f"nonsense in {len(samples)} samples")
+        assert samples
+        raise self.error
 
 
-@pytest.mark.parametrize("loads", [True, False])
-@pytest.mark.parametrize("number", [float("nan"), 1.0])
-async def test_work_of_a_policy_that_is_not_finite_is_rejected_by_jurors_too(
-    world: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, loads: bool, number: float
-) -> None:
-    """Else a run in league could have such work accepted, and jurors be fined for absence."""
-    folder = tmp_path / "policy"
+def serve_weights(monkeypatch: pytest.MonkeyPatch, folder: Path, number: float) -> None:
+    """Have jurors fetch policies with a weight of this number."""
     folder.mkdir()
     save_file({"norm": torch.tensor([1.0, number])}, folder / "model.safetensors")
-    fetched: list[Any] = []
 
-    async def fetch(_self: CaseJudge, wanted: Any, _sources: Any) -> Path:
-        fetched.append(wanted)
+    async def fetch(_self: CaseJudge, _wanted: Any, _sources: Any) -> Path:
         return folder
 
     monkeypatch.setattr(CaseJudge, "_fetch", fetch)
-    shown = world(ROWS, ACCEPTED)
+
+
+ENGINES = {
+    "works": HashEngine,
+    "unloadable": Unloadable,
+    "nonsense": lambda: Failing(EngineError("nonsense")),
+    "disturbed": lambda: Failing(ValidatorDisturbed("no memory")),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("number", [float("nan"), 1.0])
+async def test_weights_decide_whether_a_policy_s_work_is_rejected_and_not_the_engine(
+    world: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    engine: str,
+    number: float,
+) -> None:
+    """Else a weight that no sample uses convicts honest signers where a juror has trouble."""
+    serve_weights(monkeypatch, tmp_path / "policy", number)
+    shown = world(ROWS, REJECTED)
     judge = shown.judge()
-    judge.engine = Broken(loads=loads)
+    judge.engine, judge._loaded = ENGINES[engine](), None
     if number != 1.0:
         found, said = await judge.judge(shown.case)
         assert found == Ruling(Verdict.REJECTED, Reason.TOPLOC_MISMATCH)
         assert "its norm is not finite" in said["detail"]
-        return
-    for _ in range(2):
-        with pytest.raises(EngineError):
-            await judge.judge(shown.case)
-    # The weights of a version are looked at once.
-    assert len(fetched) == (1 if loads else 3)
+        assert judge.engine.loaded == []
+    elif engine == "works":
+        assert (await judge.judge(shown.case))[0] == ACCEPTED
+    else:
+        for _ in range(2):
+            with pytest.raises(EngineError):
+                await judge.judge(shown.case)
+
+
+@pytest.mark.parametrize("number", [float("nan"), 1.0])
+async def test_earlier_work_counts_unless_its_policy_is_broken(
+    world: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: float
+) -> None:
+    """Validators have no conduct of such work, because they reject it."""
+    serve_weights(monkeypatch, tmp_path / "policy", number)
+    shown = world(ROWS, DRIFT)
+    earlier = replace(shown.batch.records[0], policy_version=VERSION + 1)
+    run, judge = shown.view.runs[RUN], shown.judge()
+    run.checkpoints[earlier.policy_version] = SimpleNamespace(
+        **vars(run.checkpoints[VERSION]) | {"manifest_root": keccak(b"earlier")}
+    )
+    counted: list[int] = []
+
+    def judge_again(_batches: Any, _place: Any, alone: Any, conducts: Any, _limits: Any) -> Any:
+        counted.append(len(conducts))
+        return alone, ""
+
+    monkeypatch.setattr(judging, "judge_again", judge_again)
+    monkeypatch.setattr(judging, "counted_before", lambda *_: [(OutcomePlace(1, 0), earlier)])
+    assert (await judge.judge(shown.case))[0] == ACCEPTED
+    assert counted == [1 if number != 1.0 else 2]
 
 
 def hostile_copy(folder: Path, target: Path) -> Path:

@@ -16,15 +16,25 @@ import torch
 from safetensors.torch import save_file
 from worlds.client_chain import FakeFetcher
 from worlds.client_desk import Desk, run_until
-from worlds.client_world import RUN, VERSION, HashEngine, make_ticket
-from worlds.validator_bench import ACCEPTED, Bench, honest
+from worlds.client_world import (
+    RUN,
+    VERSION,
+    HashEngine,
+    make_entry,
+    make_rollouts,
+    make_submission,
+    make_ticket,
+)
+from worlds.validator_bench import ACCEPTED, Bench
 
+from muster.client import finite_policies
 from muster.client.validator.soundness import Flaw, Soundness
 from muster.inference.examining import Recomputed
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import EngineError, PolicyBroken, ValidatorDisturbed
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.messages import Reason, Verdict
+from muster.protocol.rollouts import encode_rollouts
 from muster.shardcast.delta_layout import require_finite
 
 BAD, BAD_ROOT = PolicyVersion(VERSION + 1), keccak(b"the broken policy")
@@ -33,13 +43,14 @@ NAN = np.uint16(0x7FC0)
 
 
 class Nonsense(HashEngine):
-    """An engine whose version BAD has NaN: in the hidden states, or in the logits only."""
+    """An engine whose version BAD has NaN: in the hidden states, in the logits only, or in none of
+    what it computes (None)."""
 
-    in_hidden = True
+    in_hidden: bool | None = True
 
     @property
     def is_bad(self) -> bool:
-        return self.policy_version == BAD
+        return self.policy_version == BAD and self.in_hidden is not None
 
     def generate(self, requests: Any, **options: Any) -> Any:
         if self.is_bad and self.in_hidden:
@@ -81,13 +92,17 @@ def publish_broken(view: Any) -> None:
 
 def work_of(version: PolicyVersion, index: int) -> Any:
     root = {"policy_root": BAD_ROOT} if version == BAD else {}
-    return honest(make_ticket(index=index, policy_version=version, **root))
+    ticket = make_ticket(index=index, policy_version=version, **root)
+    rows = make_rollouts(ticket, version)
+    return make_entry(ticket, make_submission(ticket, rows)), encode_rollouts(rows)
 
 
 class Watched(Bench):
     """A validator with soundness checks; `alarms` are the flaws that paused slashing."""
 
-    def __init__(self, state: Path, number: float = math.nan, *, in_hidden: bool = True) -> None:
+    def __init__(
+        self, state: Path, number: float = math.nan, *, in_hidden: bool | None = True
+    ) -> None:
         super().__init__(state)
         self.alarms: list[Flaw] = []
         engine = Nonsense()
@@ -106,7 +121,7 @@ class Watched(Bench):
         return [(r.verdict, r.reason) for r in self.posted()]
 
 
-@pytest.fixture(params=[True, False], ids=["hidden states", "logits"])
+@pytest.fixture(params=[True, False, None], ids=["hidden states", "logits", "nowhere"])
 async def bench(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Watched]:
     opened = Watched(tmp_path, in_hidden=request.param)
     yield opened
@@ -144,9 +159,33 @@ async def test_machine_that_computes_nonsense_logits_judges_nobody(tmp_path: Pat
     bench.close()
 
 
-@pytest.mark.parametrize("in_hidden", [True, False])
+async def test_work_is_accepted_where_the_same_engine_has_finite_weights(tmp_path: Path) -> None:
+    bench = Watched(tmp_path, number=1.0, in_hidden=None)
+    assert await bench.validate(1, BAD) == [ACCEPTED]
+    bench.close()
+
+
+async def test_weights_of_a_version_are_looked_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[PolicyVersion] = []
+
+    def look(folder: Path, version: PolicyVersion) -> None:
+        seen.append(version)
+        require_finite(folder, version)
+
+    monkeypatch.setattr(finite_policies, "require_finite", look)
+    bench = Watched(tmp_path)
+    for batch_id in (1, 2):
+        assert await bench.validate(batch_id, BAD, VERSION) == [REJECTED, ACCEPTED]
+        bench.seconds += 10_000
+    assert sorted(seen) == [VERSION, BAD]
+    bench.close()
+
+
+@pytest.mark.parametrize("in_hidden", [True, False, None])
 async def test_worker_says_once_that_a_version_is_broken(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, in_hidden: bool
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, in_hidden: bool | None
 ) -> None:
     engine = Nonsense()
     engine.in_hidden = in_hidden
@@ -162,9 +201,9 @@ async def test_worker_says_once_that_a_version_is_broken(
         "the policy is not available, trying again until it is"
     ]
     error, hint = said[0].__dict__["error"], said[0].__dict__["hint"]
-    assert error == f"policy version {BAD} computes nonsense everywhere: its norm is not finite"
+    assert error == f"policy version {BAD} is refused everywhere: its norm is not finite"
     assert "nothing is wrong with this machine" in hint
-    assert [version for _, version in engine.loaded].count(BAD) == 1
+    assert BAD not in [version for _, version in engine.loaded]
     assert not desk.orchestrator.uploads
     desk.close()
 
