@@ -13,7 +13,7 @@ from typing import Any
 from muster.chain import Chain, ChainView, PauseCause, Receipt, RewardClaim, RunTerms, RunView
 from muster.client.preflight import require_ordered_slashes
 from muster.client.quantities import format_duration, format_slashes, format_time, format_tokens
-from muster.client.rewards import PARALLEL_CALLS, STEP_BYTES as STEP_BYTES
+from muster.client.rewards import PARALLEL_CALLS, STEP_BYTES as STEP_BYTES, size_of_claims
 from muster.protocol.errors import ConfigError, ContractRevert, NotYet
 from muster.protocol.ids import Address, Hash32
 from muster.protocol.messages import Verdict
@@ -213,9 +213,10 @@ async def _recoverable_wei(chain: Chain, claim: RewardClaim) -> int | None:
 
 
 def _recover_step(claims: Sequence[RewardClaim]) -> OwnerStep:
-    size = sum(STEP_BYTES + 32 * len(claim.siblings) for claim in claims)
     return OwnerStep(
-        "RewardEscrow.recover", lambda chain: chain.escrow.recover(list(claims)), size_bytes=size
+        "RewardEscrow.recover",
+        lambda chain: chain.escrow.recover(list(claims)),
+        size_bytes=size_of_claims(claims),
     )
 
 

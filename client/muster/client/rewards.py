@@ -19,6 +19,8 @@ CLAIM_SIZE = 100
 """Outcomes claimed in one transaction: about 1 million gas."""
 STEP_BYTES = 600
 """Upper bound of a signed transaction's bytes, without its lists."""
+CLAIM_BYTES = 640
+"""Upper bound of the bytes of a claim's header, offsets, lengths and padding."""
 PARALLEL_CALLS = 16
 """Most parallel requests to the RPC endpoint."""
 _ALL_PAID = "EscrowAllPaid"
@@ -137,12 +139,16 @@ async def claim(chain: Chain, earnings: Earnings, *, size: int = CLAIM_SIZE) -> 
     return receipts
 
 
-def size_of_claims(earnings: Earnings) -> int:
-    """Return an upper bound of the signed bytes of all claims."""
-    return sum(
-        STEP_BYTES + 32 * (len(claimed.positions) + len(claimed.siblings))
-        for claimed in _claims(earnings.claimable)
-    )
+def size_of_all(earnings: Earnings, *, size: int = CLAIM_SIZE) -> int:
+    """Return an upper bound of the signed bytes of the transactions that claim everything."""
+    return sum(size_of_claims(list(_claims(part))) for part in _parts(earnings.claimable, size))
+
+
+def size_of_claims(claims: Sequence[RewardClaim]) -> int:
+    """Return an upper bound of the signed bytes of one transaction with these claims."""
+    words = sum(len(each.positions) + len(each.siblings) for each in claims)
+    records = sum(len(each.records) for each in claims)
+    return STEP_BYTES + CLAIM_BYTES * len(claims) + 32 * words + records
 
 
 def _claims(earnings: Sequence[Earning]) -> Iterator[RewardClaim]:
@@ -155,22 +161,27 @@ def _claims(earnings: Sequence[Earning]) -> Iterator[RewardClaim]:
 
 
 def describe_earnings(
-    earnings: Earnings, worker: Address, transactions: Sequence[str], *, cost_wei: int = 0
+    earnings: Earnings, worker: Address, receipts: Sequence[Receipt]
 ) -> dict[str, Any]:
-    """Return earnings as JSON values, as of after the claims in `transactions` at this cost."""
+    """Return earnings as JSON values, as of after the claims with these receipts.
+
+    Slots that somebody else claimed meanwhile are paid, but not claimed here.
+    """
     report: dict[str, Any] = {"run": earnings.run_id, "worker": worker}
-    if transactions:
-        report["claimed_slots"] = len(earnings.claimable)
-        report |= _amount("claimed", earnings.amount_wei(earnings.claimable))
+    if receipts:
+        events = [event for receipt in receipts for event in receipt.events]
+        claimed = [event.args for event in events if event.name == "RewardClaimed"]
+        report["claimed_slots"] = sum(each["slots"] for each in claimed)
+        report |= _amount("claimed", sum(each["amount"] for each in claimed))
         paid = (*earnings.paid, *earnings.claimable)
         earnings = replace(earnings, claimable=(), paid=paid)
     for name in ("claimable", "pending", "paid"):
         part: tuple[Earning, ...] = getattr(earnings, name)
         report[f"{name}_slots"] = len(part)
         report |= _amount(name, earnings.amount_wei(part))
-    if transactions:
-        report["transactions"] = list(transactions)
-        report["cost_wei"] = str(cost_wei)
+    if receipts:
+        report["transactions"] = [receipt.tx_hash for receipt in receipts]
+        report["cost_wei"] = str(sum(receipt.cost_wei for receipt in receipts))
     return report
 
 

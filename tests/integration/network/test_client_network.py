@@ -16,7 +16,7 @@ from muster.chain import Chain, WorkerStatus
 from muster.client.cli.keys import rotate_node, wallet
 from muster.client.cli.stake import stake
 from muster.client.cli.worker import rewards
-from muster.client.rewards import claim, find_earnings
+from muster.client.rewards import claim, describe_earnings, find_earnings
 from muster.client.worker.loop import WorkerLoop
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
@@ -62,7 +62,12 @@ async def test_honest_work_is_accepted_recorded_and_paid(network: Network) -> No
     assert len(await claim(network.owner, last)) == 1  # anyone may claim for a worker
     assert await claim(network.owner, last) == []
     parts = -(-(len(earnings.claimable) - 1) // 2)
-    assert len(await claim(network.owner, earnings, size=2)) == parts
+    receipts = await claim(network.owner, earnings, size=2)
+    assert len(receipts) == parts
+    told = describe_earnings(earnings, worker, receipts)
+    assert told["claimed_slots"] == len(earnings.claimable) - 1 == told["paid_slots"] - 1
+    rest = earnings.amount_wei(earnings.claimable[:-1])
+    assert told["claimed_wei"] == str(rest)
     paid = await network.owner.token.balance_of(worker) - before
     assert paid == earnings.amount_wei(earnings.claimable) > 3 * PRICE
     after = await find_earnings(network.owner, view, network.run_id, worker)

@@ -99,12 +99,7 @@ async def _rewards(
         account = find_worker(view, worker).address
         earnings = await find_earnings(chain, view, RunId(options["run"]), account)
         receipts = await _claim(chain, payer, earnings, options) if payer else []
-    report = earning.describe_earnings(
-        earnings,
-        account,
-        [receipt.tx_hash for receipt in receipts],
-        cost_wei=sum(receipt.cost_wei for receipt in receipts),
-    )
+    report = earning.describe_earnings(earnings, account, receipts)
     print_result(report, options["as_json"], earning.facts_of(report))
 
 
@@ -116,7 +111,7 @@ async def _claim(
     if not rehearsed:
         return []
     gas = sum(receipt.gas_used for receipt in rehearsed)
-    money = await money_for(chain, gas, earning.size_of_claims(earnings))
+    money = await money_for(chain, gas, earning.size_of_all(earnings))
     pay = format_tokens(earnings.amount_wei(earnings.claimable))
     words = {
         "pays": f"{pay} tokens to the worker, for {len(earnings.claimable)} submissions",

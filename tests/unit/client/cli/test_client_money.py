@@ -1,6 +1,7 @@
 """Stake and rewards: signatures, costs and claims."""
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,18 @@ from hypothesis import given, strategies as st
 from worlds.client_world import NODE_KEY, OTHER_KEY, RULES, RUN, WORKER
 
 from muster.api import OrchestratorApi
-from muster.chain import ZERO_ADDRESS, BatchView, Chain, NodeConsent, Permit, RunTerms, WorkerStatus
+from muster.chain import (
+    ZERO_ADDRESS,
+    BatchView,
+    Chain,
+    Event,
+    NodeConsent,
+    Permit,
+    Receipt,
+    RunTerms,
+    WorkerStatus,
+)
+from muster.chain.abi import contract_abi
 from muster.client.cli.stake import ticket_units
 from muster.client.quantities import WEI_PER_TOKEN, format_tokens, parse_tokens
 from muster.client.rewards import (
@@ -19,6 +31,8 @@ from muster.client.rewards import (
     describe_earnings,
     facts_of,
     find_earnings,
+    size_of_all,
+    size_of_claims,
 )
 from muster.client.stake import add_stake, join_run, stake_command, stake_offer, take_from_faucet
 from muster.protocol.eip712 import Domain, address_of, digest, recover
@@ -36,6 +50,8 @@ VAULT, REGISTRY, TOKEN = (
 )
 ANOTHERS = keccak(b"the domain of another token")
 """What a hostile endpoint says that the token's domain is."""
+ENVELOPE_BYTES = 115
+"""A signed transaction without its call."""
 TERMS = RunTerms(price_per_unit=3, fraud_ppm=100_000, exact_fraud_ppm=250_000, quorum=2)
 
 
@@ -421,6 +437,44 @@ def test_every_claimable_outcome_is_claimed_once_with_a_true_proof(count: int, s
     assert len(transactions) == -(-count // size)
 
 
+@pytest.mark.parametrize(("positions", "siblings"), [(1, 12), (10, 20), (100, 30), (3, 0)])
+def test_no_signed_claim_is_longer_than_its_bound(positions: int, siblings: int) -> None:
+    view = make_view([make_record(n) for n in range(positions)])
+    made = view.batches[1].claim(range(positions))
+    made = replace(made, siblings=[keccak(b"node")] * siblings)
+    for function in ("claim", "recover"):
+        call = contract_abi("RewardEscrow").functions[function].encode([[made, made]])
+        size = len(call) + ENVELOPE_BYTES
+        assert size <= size_of_claims([made, made]) < 1.25 * size + 600
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+async def test_bound_of_all_claims_counts_each_transaction(size: int) -> None:
+    view = make_view([make_record(n) for n in range(7)])
+    chain: Any = FakeLedger(view)
+    earnings = await find_earnings(chain, view, RUN, WORKER)
+    await claim(chain, earnings, size=size)
+    assert size_of_all(earnings, size=size) == sum(map(size_of_claims, chain.claims))
+
+
+def claimed(tx_hash: str, slots: int) -> Receipt:
+    """Return the receipt of a claim that cost 0.002 of the chain's coin."""
+    values = {"run_id": RUN, "worker": WORKER, "slots": slots, "amount": 300 * slots}
+    event = Event("RewardEscrow", "RewardClaimed", values, 1, keccak(b"block"), 1, 0, tx_hash)
+    return Receipt(tx_hash, 1, 1, [event], cost_wei=2 * 10**15)
+
+
+async def test_slots_that_a_claim_passed_over_are_not_called_claimed() -> None:
+    view = make_view([make_record(n) for n in range(4)])
+    chain: Any = FakeLedger(view)
+    earnings = await find_earnings(chain, view, RUN, WORKER)
+    report = describe_earnings(earnings, WORKER, [claimed("0xab", 2), claimed("0xcd", 1)])
+    assert (report["claimed_slots"], report["claimed_wei"]) == (3, "900")
+    assert (report["claimable_slots"], report["paid_slots"]) == (0, 4)
+    assert report["cost_wei"] == str(4 * 10**15)
+    assert facts_of(report)["claimed"].startswith("0.0000000000000009 tokens for 3 submissions")
+
+
 async def test_report_states_slots_and_tokens() -> None:
     view = make_view([make_record(0), make_record(1)])
     chain: Any = FakeLedger(view)
@@ -439,7 +493,7 @@ async def test_a_claim_says_what_was_claimed_for_whom_and_where() -> None:
     view = make_view([make_record(0), make_record(1)])
     chain: Any = FakeLedger(view)
     earnings = await find_earnings(chain, view, RUN, WORKER)
-    report = describe_earnings(earnings, WORKER, ["0xab"], cost_wei=2 * 10**15)
+    report = describe_earnings(earnings, WORKER, [claimed("0xab", 2)])
     assert (report["claimed_slots"], report["claimable_slots"], report["paid_slots"]) == (2, 0, 2)
     assert (report["claimed_wei"], report["claimable_wei"]) == ("600", "0")
     facts = facts_of(report)
