@@ -112,6 +112,8 @@ class FileRoom:
         """Sizes by file, the oldest first."""
         self._unread = {path for path in kept if path.parent == self._files}
         """Files that an earlier process kept: the disk may have lost some of their bytes."""
+        self._reading = asyncio.Lock()
+        """Held while an unread file is read, so that all who ask for it wait for one reading."""
         self._held = sum(self._sizes.values())
 
     def used_bytes(self) -> int:
@@ -125,18 +127,25 @@ class FileRoom:
 
     async def find_whole(self, kind: str, name: Hash32) -> Path | None:
         """Return what `find` does, but read a file before its first use in this process, and
-        delete it if it is damaged: then it can be uploaded again.
+        delete it if it is damaged: then it can be uploaded again. Raises OSError when it cannot be
+        read now, such as with too many open files.
         """
         path = self.find(kind, name)
-        if path is None or path not in self._unread:
-            return path
+        if path is not None and path in self._unread:
+            async with self._reading:
+                await self._read(path, name)
+        return self.find(kind, name)
+
+    async def _read(self, path: Path, name: Hash32) -> None:
+        """Delete an unread file if it is damaged; nothing if it was read or replaced meanwhile."""
+        if path not in self._unread:
+            return
         digest = await asyncio.to_thread(_digest_of, path)
         if path in self._unread:
             self._unread.discard(path)
             if digest != name:
                 logger.error("file of the room was corrupt", extra={"file": path.name})
                 self._delete(path)
-        return self.find(kind, name)
 
     async def take(
         self, kind: str, name: Hash32, parts: AsyncIterator[bytes], address: str
@@ -155,8 +164,9 @@ class FileRoom:
                 "the chain has no such work with a bond",
                 hint="submit it directly, or open a dispute, then try again after some blocks",
             )
-        if is_file and await self.find_whole(kind, name):
-            return
+        with contextlib.suppress(OSError):  # what cannot be read is replaced
+            if is_file and await self.find_whole(kind, name):
+                return
         partial = path.with_name(_PARTIAL + secrets.token_hex(8))
         async with self._turn(machine_of(address), worker) as upload:
             try:
@@ -306,9 +316,9 @@ class FileRoom:
 
 
 def _digest_of(path: Path) -> bytes:
-    """Return a file's SHA-256; none if it cannot be read."""
+    """Return a file's SHA-256, none if it is gone; raises OSError when it cannot be read now."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").digest()
-    except OSError:
+    except FileNotFoundError:
         return b""

@@ -194,6 +194,9 @@ class ShardServer:
             return await self._route(request)
         except (ConnectionError, asyncio.CancelledError):
             raise
+        except OSError as error:  # such as too many open files: what is asked for may be here
+            logger.error("cannot answer now", extra={"error": str(error)})
+            return web.Response(status=503, headers={"Retry-After": "1"})
         except Exception:  # task boundary: one request must not end the connection's handler
             logger.exception("request failed")
             return web.Response(status=500)
@@ -299,7 +302,7 @@ class ShardServer:
             return _not_found()
         try:
             file = region.path.open("rb", buffering=0)
-        except OSError:
+        except FileNotFoundError:
             return _not_found()  # dropped since it was located
         with file:
             return await self._send_chunk(request, digest, file, region)
@@ -310,7 +313,7 @@ class ShardServer:
         path = await room.find_whole(kind, name)
         try:
             file = path.open("rb", buffering=0) if path else None
-        except OSError:
+        except FileNotFoundError:
             file = None  # dropped since it was found
         if file is None:
             return _not_found()

@@ -312,15 +312,86 @@ async def test_upload_repairs_a_damaged_file_that_nobody_has_asked_for(
 
 
 async def test_file_that_was_not_damaged_is_kept_and_served(
-    store: ChunkStore, room: FileRoom, named: Named, tmp_path: Path
+    store: ChunkStore,
+    room: FileRoom,
+    named: Named,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     data = b"a" * 400
     named.name(data)
     await take(room, data)
     again = FileRoom(tmp_path / "room", max_bytes=1000, admission=named)
+    read: list[Path] = []
+    digest_of = rooms._digest_of
+    monkeypatch.setattr(rooms, "_digest_of", lambda path: read.append(path) or digest_of(path))
     async with serving(store, room=again) as http:
         both = await asyncio.gather(*(http.get(path_of(data)) for _ in range(2)))
     assert [served.content for served in both] == [data, data]
+    assert len(read) == 1
+
+
+@pytest.fixture
+def unreadable(monkeypatch: pytest.MonkeyPatch) -> dict[str, OSError]:
+    """The errors of the next opening of files, by name."""
+    errors: dict[str, OSError] = {}
+    opened = Path.open
+
+    def fail_once(path: Path, *args: Any, **options: Any) -> Any:
+        if error := errors.pop(path.name, None):
+            raise error
+        return opened(path, *args, **options)
+
+    monkeypatch.setattr(Path, "open", fail_once)
+    return errors
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.EIO])
+async def test_file_that_cannot_be_read_now_is_kept_and_served_later(
+    store: ChunkStore,
+    room: FileRoom,
+    named: Named,
+    tmp_path: Path,
+    unreadable: dict[str, OSError],
+    is_read: bool,
+    code: int,
+) -> None:
+    data = b"a" * 400
+    named.name(data)
+    await take(room, data)
+    again = room if is_read else FileRoom(tmp_path / "room", max_bytes=1000, admission=named)
+    async with serving(store, room=again) as http:
+        unreadable[name_of(data).hex()] = OSError(code, os.strerror(code))
+        assert (await http.get(path_of(data))).status_code == 503
+        assert (await http.get(path_of(data))).content == data
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+async def test_file_that_is_gone_from_the_disk_is_not_found(
+    store: ChunkStore, room: FileRoom, named: Named, tmp_path: Path, is_read: bool
+) -> None:
+    data = b"a" * 400
+    named.name(data)
+    await take(room, data)
+    again = room if is_read else FileRoom(tmp_path / "room", max_bytes=1000, admission=named)
+    (tmp_path / "room" / "files" / name_of(data).hex()).unlink()
+    async with serving(store, room=again) as http:
+        assert (await http.get(path_of(data))).status_code == 404
+
+
+async def test_upload_replaces_a_file_that_cannot_be_read(
+    room: FileRoom, named: Named, tmp_path: Path, unreadable: dict[str, OSError]
+) -> None:
+    data = b"a" * 400
+    named.name(data)
+    await take(room, data)
+    kept = tmp_path / "room" / "files" / name_of(data).hex()
+    kept.write_bytes(b"a")
+    again = FileRoom(tmp_path / "room", max_bytes=1000, admission=named)
+    unreadable[kept.name] = OSError(errno.EIO, os.strerror(errno.EIO))
+    await take(again, data)
+    assert (kept.read_bytes(), again.used_bytes()) == (data, 400)
 
 
 async def test_file_and_its_name_are_on_the_disk_before_the_answer(

@@ -274,6 +274,25 @@ async def test_expected_chunk_is_waited_for(
     assert (await waiting).content == b"soon"
 
 
+@pytest.mark.parametrize(("code", "status"), [(errno.EMFILE, 503), (errno.ENOENT, 404)])
+async def test_chunk_that_cannot_be_read_now_is_not_said_to_be_absent(
+    store: ChunkStore,
+    http: httpx.AsyncClient,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    status: int,
+) -> None:
+    path = chunk_path(store, b"here")
+
+    def refuse(*_: object, **_options: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", refuse)
+        assert (await http.get(path)).status_code == status
+    assert (await http.get(path)).content == b"here"
+
+
 async def test_expected_chunk_is_given_up_when_its_version_is_abandoned(
     store: ChunkStore, origin: ChunkStore
 ) -> None:
