@@ -18,7 +18,7 @@ from orchestrator_bench import Bench
 from orchestrator_fakes import ACCEPTED, RUN, Network, escrow_of, slash_of
 from sqlalchemy import bindparam
 
-from muster.chain import Offence
+from muster.chain.frauds import charge_of
 from muster.chain.structs import SlashSubject
 from muster.orchestrator.db import Database
 from muster.orchestrator.db.query import Query, Statement
@@ -204,12 +204,13 @@ class History:
                 self._slash(batch_id, position, record)
 
     def _slash(self, batch_id: int, position: int, record: OutcomeRecord) -> None:
-        address = self.network.view.worker_by_id[record.worker_id].address
+        charge = charge_of(self.network.view, batch_id, position)
+        assert charge is not None
+        address = charge.owner
         worker = self.network.run.members[address]
         if worker.status == "Banned":
             return
-        amount, tag = worker.active_wei, record.step << 32 | record.index
-        subject = SlashSubject(RUN, address, Offence.EXACT_FRAUD, tag, batch_id, position)
+        amount, subject = worker.active_wei, SlashSubject(RUN, *charge, batch_id, position)
         escrow_id = escrow_of(subject)
         self.network.chain.ledger.escrows[batch_id, position] = escrow_id
         self.network.apply(

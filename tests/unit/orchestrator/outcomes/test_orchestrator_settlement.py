@@ -132,9 +132,11 @@ async def test_escrow_is_not_released_while_a_case_is_open(bench: Bench) -> None
 
 async def test_frauds_of_a_written_history_are_finalised(bench: Bench) -> None:
     """A stage that starts with a history settles it, as a process in service does."""
-    history = History(bench.network)
+    history = History(bench.network, per_batch=1)
     history.register(20)
     history.work(600, steps=2)
+    bench.services.projection.rebuild()
+    assert bench.services.settlement.to_execute() == []
     slashes = len(bench.network.view.slashes)
     bench.set_chain_time(bench.network.chain.time + 1000)
     await bench.follow()
