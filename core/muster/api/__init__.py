@@ -13,6 +13,8 @@ from muster.api.answers import (
     NoWork as NoWork,
     RunDocuments as RunDocuments,
     RunInfo as RunInfo,
+    SignedClaim as SignedClaim,
+    SlotTaken as SlotTaken,
     SubmissionState as SubmissionState,
 )
 from muster.api.client import OrchestratorApi as OrchestratorApi

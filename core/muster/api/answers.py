@@ -20,6 +20,7 @@ from pydantic import (
 
 from muster.api.signing import signature_bytes
 from muster.protocol.encoding import hex0x
+from muster.protocol.errors import ApiError
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId, Step, to_address, to_hash32
 from muster.protocol.messages import Reason, Submission, Ticket, Verdict
 
@@ -316,6 +317,15 @@ class OutcomesTaken(AnswerBody):
     batch_id: int
 
 
+class SignedClaim(AnswerBody):
+    """A submission with its signature."""
+
+    submission: SubmissionJson
+    """The worker's claim."""
+    signature: HexSignature
+    """EIP-712 `Submission` by the node."""
+
+
 class Refusal(AnswerBody):
     """Why a request was not answered."""
 
@@ -325,6 +335,18 @@ class Refusal(AnswerBody):
     """The fault, with the wrong value."""
     hint: str | None
     """The next step, if there is one."""
+    held: SignedClaim | None = None
+    """With `slot_taken`: the submission that fills the slot. Both together prove that the node
+    signed two.
+    """
+
+
+class SlotTaken(ApiError):
+    """The refusal of a submission whose slot `held` fills."""
+
+    def __init__(self, message: str, held: SignedClaim, *, hint: str | None = None) -> None:
+        super().__init__(message, status=409, code="slot_taken", hint=hint)
+        self.held = held
 
 
 class ErrorAnswer(AnswerBody):

@@ -31,7 +31,9 @@ from muster.api.answers import (
     NoWork,
     RunInfo,
     RunStatus,
+    SignedClaim,
     SignedNetwork,
+    SlotTaken,
     SubmissionState,
     WatchedValidators,
 )
@@ -564,12 +566,12 @@ def _refusal(status: int, body: bytes) -> ApiError:
     try:
         error = json.loads(body)["error"]
         code = _CODE.fullmatch(str(error["code"]))
-        hint = error.get("hint")
+        message, hint = str(error["message"])[:MAX_MESSAGE_CHARS], error.get("hint")
+        hint = None if hint is None else str(hint)[:MAX_MESSAGE_CHARS]
+        if (status, error["code"]) == (409, "slot_taken") and error.get("held") is not None:
+            return SlotTaken(message, SignedClaim.model_validate(error["held"]), hint=hint)
         return ApiError(
-            str(error["message"])[:MAX_MESSAGE_CHARS],
-            status=status,
-            code=code[0] if code else f"http_{status}",
-            hint=None if hint is None else str(hint)[:MAX_MESSAGE_CHARS],
+            message, status=status, code=code[0] if code else f"http_{status}", hint=hint
         )
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return ApiError(

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from muster.api import Lease, NoWork, OrchestratorApi
+from muster.api import Lease, NoWork, OrchestratorApi, SlotTaken
 from muster.api.client import ATTEMPTS
 from muster.api.public_hosts import Resolve, resolve
 from muster.api.signing import NONCE_HEADER, SUBMISSION_HEADER, verify_request
@@ -175,6 +175,35 @@ async def test_request_is_not_repeated_when_it_is_refused(status: int) -> None:
     error = caught.value
     assert (error.status, error.code, error.hint) == (status, "slot_taken", "lease again")
     assert len(tries) == 1
+
+
+SUBMISSION = Submission(RUN, WORKER, Step(2), 3, PolicyVersion(1), file_hash(b"rows"), 4, 50)
+HELD = {"submission": SUBMISSION.to_json(), "signature": "0x" + "7f" * 65}
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "held", "expected"),
+    [
+        (409, "slot_taken", HELD, (409, "slot_taken")),
+        (403, "slot_taken", HELD, None),
+        (409, "late", HELD, None),
+        (409, "slot_taken", None, None),
+        (409, "slot_taken", {**HELD, "signature": "0x7f"}, None),
+        (409, "slot_taken", {"submission": 1}, None),
+    ],
+)
+async def test_refusal_shows_the_submission_in_the_slot_when_it_is_whole(
+    status: int, code: str, held: object, expected: tuple[int, str] | None
+) -> None:
+    error = {"code": code, "message": "taken", "hint": None, "held": held}
+    async with client(lambda _request: httpx.Response(status, json={"error": error})) as api:
+        with pytest.raises(ApiError) as caught:
+            await api.status()
+    found = caught.value
+    assert found.status == status
+    assert isinstance(found, SlotTaken) is (expected is not None)
+    if isinstance(found, SlotTaken):
+        assert (found.held.submission, found.held.signature) == (SUBMISSION, b"\x7f" * 65)
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"[]", b'{"error": 1}', b'{"error": {}}', b"\xff"])

@@ -263,6 +263,6 @@ class SubmissionJournal(Journal):
         return self._files / f"{name.hex()}.parquet"
 
 
-def slot_of(ticket: Ticket) -> Slot:
-    """Return the slot a ticket allows."""
-    return (ticket.run_id, ticket.worker, ticket.step, ticket.index)
+def slot_of(work: Ticket | Submission) -> Slot:
+    """Return the slot that a ticket allows, or a submission fills."""
+    return (work.run_id, work.worker, work.step, work.index)

@@ -37,7 +37,7 @@ from contextlib import asynccontextmanager
 from importlib import metadata
 from pathlib import Path
 
-from muster.api import Lease, NoWork
+from muster.api import Lease, NoWork, SlotTaken
 from muster.chain import BatchView, ChainView, Event
 from muster.client.chain_facts import is_over, ticket_terms
 from muster.client.hardware import measure, report
@@ -58,7 +58,7 @@ from muster.client.worker.generation import (
 from muster.client.worker.journal import SignedSubmission, slot_of
 from muster.client.worker.silence import Judged, SilenceDuty
 from muster.lifecycle import ComputeThread, run_beside, uptime_s
-from muster.protocol.eip712 import address_of
+from muster.protocol.eip712 import address_of, signer_of
 from muster.protocol.encoding import file_hash
 from muster.protocol.errors import (
     ApiError,
@@ -91,7 +91,7 @@ has read the chain after a reorganisation. It will give out the slot again, and 
 submission may fill it, so that is kept.
 """
 _SLOT_TAKEN = "slot_taken"
-"""The refusal of work for a slot that has other work with a signature of this worker's node. Two
+"""The outcome of work for a slot that has other work with a signature of this worker's node. Two
 signed submissions for one slot are a fraud that anybody who has both can prove.
 """
 
@@ -618,7 +618,7 @@ class WorkerLoop:
             try:
                 await self.context.api.submit(submission, signature, data)
             except ApiError as error:
-                if error.code == _SLOT_TAKEN:
+                if self._has_signed_another(submission, error):
                     self._drop(signed)
                     return
                 if not self._is_awaited(signed):
@@ -638,6 +638,16 @@ class WorkerLoop:
                 extra={**_fields(signed.ticket), "units": submission.units},
             )
             return
+
+    def _has_signed_another(self, submission: Submission, refusal: ApiError) -> bool:
+        """Return whether a refusal shows other work for the slot with this node's signature; an
+        orchestrator's word alone could end a worker's recourse."""
+        if not isinstance(refusal, SlotTaken):
+            return False
+        held, domain = refusal.held, self.context.domain
+        if held.submission == submission or slot_of(held.submission) != slot_of(submission):
+            return False
+        return signer_of(domain, held.submission, held.signature) == self._node
 
     def _is_awaited(self, signed: SignedSubmission) -> bool:
         """Return whether the orchestrator still needs a submission, by what is known of it."""

@@ -246,7 +246,7 @@ _new_lease = Query(
     .values(is_filled=false())
     .inline()
 )
-_claim_in_slot = Query(select(submissions.c.submission).where(*_OF_SLOT))
+_claim_in_slot = Query(select(submissions.c.submission, submissions.c.signature).where(*_OF_SLOT))
 _slot_of_file = Query(
     select(submissions.c.worker, submissions.c.step, submissions.c.index).where(_OF_FILE)
 )
@@ -280,7 +280,7 @@ def close_lease(ticket: Ticket) -> Statement:
 
 
 def claim_in_slot(claim: Submission) -> Statement:
-    """The submission stored for the same slot, as JSON text."""
+    """The submission stored for the same slot, as JSON text, with its signature."""
     return _claim_in_slot(worker=claim.worker, step=claim.step, index=claim.index)
 
 

@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from muster.api.answers import SignedClaim, SlotTaken
 from muster.orchestrator.db.query import RowError
 from muster.protocol.errors import ApiError, EncodingError, StorageError, StorageFailed
 
@@ -38,22 +39,33 @@ def failure_response(request: Request, error: Exception) -> Response:
 
 def refusal_response(error: ApiError) -> Response:
     """Return a refusal in the documented form."""
-    response = error_response(error.status, error.code, str(error), error.hint)
+    held = error.held if isinstance(error, SlotTaken) else None
+    response = error_response(error.status, error.code, str(error), error.hint, held)
     if isinstance(error, TooMany):
         response.headers["retry-after"] = str(ceil(error.retry_after_s))
     return response
 
 
-def error_response(status: int, code: str, message: str, hint: str | None = None) -> Response:
+def error_response(
+    status: int, code: str, message: str, hint: str | None = None, held: SignedClaim | None = None
+) -> Response:
     """Return an error in the documented form."""
     headers = {"retry-after": "1"} if status in (429, 503) else None
-    return Response(error_body(code, message, hint), status, headers, media_type="application/json")
+    return Response(
+        error_body(code, message, hint, held), status, headers, media_type="application/json"
+    )
 
 
-def error_body(code: str, message: str, hint: str | None = None) -> bytes:
+def error_body(
+    code: str, message: str, hint: str | None = None, held: SignedClaim | None = None
+) -> bytes:
     """Return the documented form of an error, as JSON."""
-    content = {"error": {"code": code, "message": message, "hint": hint}}
-    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+    error: dict[str, object] = {"code": code, "message": message, "hint": hint}
+    if held is not None:
+        error["held"] = held.model_dump(mode="json")
+    return json.dumps({"error": error}, ensure_ascii=False, separators=(",", ":")).encode(
+        errors="replace"
+    )
 
 
 def _on_refusal(_request: Request, error: Exception) -> Response:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
-from muster.api.answers import BatchEntry
+from muster.api.answers import BatchEntry, SignedClaim, SlotTaken
 from muster.chain import MemberView
 from muster.orchestrator.db import Database, statements
 from muster.orchestrator.db.group import GroupedCalls
@@ -183,18 +183,19 @@ class Intake:
         """Return whether the same submission is kept, given the claim in its slot and the slot of
         its file. Refuses a submission whose slot or file is taken by another.
         """
-        for (claim,) in in_slot:
-            if Submission.from_json(json.loads(claim)) == submission:
+        for claim, its_signature in in_slot:
+            held = Submission.from_json(json.loads(claim))
+            if held == submission:
                 return True
             await self.doubles.note_submission(submission, signature)
             logger.warning(
                 "a node signed two submissions for one slot",
                 extra={"worker": submission.worker, "step": submission.step},
             )
-            raise refuse(
-                "slot_taken",
+            raise SlotTaken(
                 f"step {submission.step}, index {submission.index} already has another submission",
-                "upload one submission per slot; request a new lease",
+                SignedClaim(submission=held, signature=its_signature),
+                hint="upload one submission per slot; request a new lease",
             )
         # A repetition of the same upload may have completed since the slot was read.
         if not of_file or of_file[0] == (submission.worker, submission.step, submission.index):

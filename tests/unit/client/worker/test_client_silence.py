@@ -18,18 +18,20 @@ from worlds.client_desk import Desk, run_until
 from worlds.client_world import (
     NODE_KEY,
     NOW,
+    OTHER_KEY,
     ROOT,
     RUN,
     WORKER,
     as_claimed,
     make_entry,
+    make_rollouts,
     make_submission,
     make_ticket,
     sign_submission,
     sign_ticket,
 )
 
-from muster.api import BatchEntry, SubmissionState
+from muster.api import BatchEntry, SignedClaim, SlotTaken, SubmissionState
 from muster.chain import (
     ZERO_ADDRESS,
     BatchStatus,
@@ -667,21 +669,49 @@ async def test_work_of_a_run_without_relays_waits_for_no_room(
 
 # A slot that has another submission of the same node
 
-TAKEN = ApiError("the slot has another submission", status=409, code="slot_taken")
+ANOTHER = replace(SIGNED.submission, units=19)
 
 
-@pytest.mark.parametrize("code", ["slot_taken", "late"])
+def taken(held: Submission = ANOTHER, key: bytes = NODE_KEY) -> SlotTaken:
+    """Return the refusal that shows another submission for the slot."""
+    signature = sign_submission(held, key)
+    return SlotTaken("it is taken", SignedClaim(submission=held, signature=signature))
+
+
+def honest_work() -> Submission:
+    return make_submission(TICKET, make_rollouts(TICKET))
+
+
+TAKEN = taken()
+
+
+@pytest.mark.parametrize(
+    ("refusal", "is_dropped"),
+    [
+        (TAKEN, True),
+        (ApiError("it is taken", status=409, code="slot_taken"), False),
+        (taken(replace(ANOTHER, index=1)), False),
+        (taken(replace(ANOTHER, run_id=RunId(RUN + 1))), False),
+        (taken(key=OTHER_KEY), False),
+        (taken(honest_work()), False),
+        (ApiError("no", status=409, code="late"), False),
+    ],
+    ids=[
+        "slot_taken", "slot_taken without proof", "another slot", "another run",
+        "another node's", "the same", "late",
+    ],
+)  # fmt: skip
 async def test_only_work_whose_slot_has_no_other_submission_is_submitted_directly(
-    desk: Silenced, code: str
+    desk: Silenced, refusal: ApiError, is_dropped: bool
 ) -> None:
     desk.orchestrator.tickets.append(TICKET)
-    desk.orchestrator.fail("submit", ApiError("no", status=409, code=code))
+    desk.orchestrator.fail("submit", refusal)
     await desk.loop.work_once()
-    is_taken = code == TAKEN.code
-    assert await desk.at(NOW) == ([] if is_taken else ["submit"])
-    assert await desk.at(LATE) == ([] if is_taken else ["submit"])
-    assert bool(desk.journal.unfinished()) is not is_taken
-    assert bool(list(desk.journal._files.iterdir())) is not is_taken
+    assert await desk.at(NOW) == ([] if is_dropped else ["submit"])
+    assert await desk.at(LATE) == ([] if is_dropped else ["submit"])
+    assert bool(desk.journal.unfinished()) is not is_dropped
+    assert bool(list(desk.journal._files.iterdir())) is not is_dropped
+    assert (desk.loop.context.held.fault is not None) is is_dropped
 
 
 async def test_node_that_signed_outside_its_journal_takes_no_tickets_and_ends(

@@ -12,10 +12,10 @@ from orchestrator_bench import (
     hand_in,
     open_bench,
     refusal,
-    refused,
 )
 from orchestrator_fakes import RUN, Network, slot_tag
 
+from muster.api import SlotTaken
 from muster.chain import Offence
 from muster.chain.view_parts import parse_records
 from muster.protocol.eip712 import address_of
@@ -199,9 +199,11 @@ async def double_upload(
     submission = await bench.upload(body=body)
     other = replace(submission, **changes)
     async with bench.node() as api:
-        assert await refused(
-            api.submit(other, bench.network.sign_submission(other), b"another file")
-        ) == (409, "slot_taken")
+        with pytest.raises(SlotTaken) as caught:
+            await api.submit(other, bench.network.sign_submission(other), b"another file")
+    # The node is shown what it signed before.
+    assert caught.value.held.submission == submission
+    assert caught.value.held.signature == bench.network.sign_submission(submission)
     return submission, other
 
 
