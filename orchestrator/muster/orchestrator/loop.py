@@ -33,6 +33,7 @@ from muster.chain.doubles import Fault
 from muster.lifecycle import first_error
 from muster.orchestrator.clock import Backoff, loop_time, wait_for
 from muster.orchestrator.dashboard.status import to_json
+from muster.orchestrator.intake.batching import Composition
 from muster.orchestrator.intake.retention import Retention
 from muster.orchestrator.metrics import TRANSACTIONS
 from muster.orchestrator.outcomes.breaker import LOOK_INTERVAL_S
@@ -222,7 +223,7 @@ async def commit_once(services: Services, backoff: Backoff) -> bool:
             # Only the gas was estimated, nothing was sent, so retrying is free; the run may be
             # funded any time.
             pause_s = min(pause_s, UNFUNDED_RETRY_S)
-            _note_unfunded(services, error)
+            _note_unfunded(services, composition, error)
             batching.retry_after(composition, pause_s)
             return False
         batching.retry_after(composition, pause_s)
@@ -412,15 +413,15 @@ async def _transact(
     services.wakes.poll.set()
 
 
-def _note_unfunded(services: Services, error: ContractRevert) -> None:
+def _note_unfunded(services: Services, composition: Composition, error: ContractRevert) -> None:
     """Log once that the run cannot pay; leases pause until it can."""
-    if not services.batching.is_unfunded:
+    if not composition.is_unfunded:
         TRANSACTIONS.labels(kind="commit", result="refused").inc()
         logger.warning(
             "the run has no funds for the uploaded work: leases stop until it is funded",
             extra={"error": str(error), "hint": "fund the run: muster run fund"},
         )
-    services.batching.is_unfunded = True
+    composition.is_unfunded = True
     services.wakes.status.set()
 
 

@@ -53,7 +53,7 @@ def _flag(name: str) -> Column[Any]:
 # The owner of this database: one row. `deploy_hash` is the hash of the block in which the contracts
 # were deployed: a local chain that starts anew has the same ids and addresses. Requests signed
 # before `created_at`, the wall clock at creation, are refused: their nonces may be lost.
-# `is_unfunded` says whether the run could not pay for the last batch to commit.
+# `is_unfunded` says whether the run could not pay for a batch when the leader last tried.
 identity = Table(
     "identity",
     metadata,

@@ -48,6 +48,8 @@ class Composition:
     """Monotonic time before which the commitment is not retried."""
     mined_in: int | None = None
     """The block of its commitment; None again when that block was read without the commitment."""
+    is_unfunded: bool = False
+    """Whether the run could not pay for it when this process last tried."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -67,8 +69,8 @@ class Batching:
 
     def __post_init__(self) -> None:
         self._uncommitted: dict[Hash32, Composition] = {}
-        self.is_unfunded = False
-        """Whether the run could not pay for the last batch to commit."""
+        # What the replica that commits told last.
+        self._is_told_unfunded = False
 
     async def load(self) -> None:
         """Find the compositions that are not on chain: at the start, after a reorg, or when this
@@ -81,6 +83,14 @@ class Batching:
             found.setdefault(root, composition)
         self._uncommitted = found
         self._drop_committed()
+
+    @property
+    def is_unfunded(self) -> bool:
+        """Whether the run cannot pay for a batch that is not on chain yet."""
+        return self._is_told_unfunded or self._lacks_funds()
+
+    def _lacks_funds(self) -> bool:
+        return any(each.is_unfunded for each in self._uncommitted.values())
 
     @property
     def uncommitted_roots(self) -> list[Hash32]:
@@ -111,21 +121,22 @@ class Batching:
             root = Hash32(root_bytes)
             if root not in self._uncommitted and self.projection.batch_with_root(root) is None:
                 self._uncommitted[root] = Composition(root, count, units)
-        self.is_unfunded = bool(is_unfunded)
+        self._is_told_unfunded = bool(is_unfunded)
 
     async def share(self) -> None:
         """Store what other replicas, if there can be any, need to know to lease."""
         if not self.database.is_shared:
             return
         batches, [(told,)] = await self.database.ask(*self.questions())
+        lacks_funds = self._lacks_funds()
         found = [(root, self.projection.batch_with_root(Hash32(root))) for root, *_ in batches]
         judged = [root for root, batch in found if batch and batch.records is not None]
-        if not judged and told == self.is_unfunded:
+        if not judged and told == lacks_funds:
             return
         async with self.database.transaction() as asked:
             await asked.ask(
                 *(statements.judge_batch(root=root) for root in judged),
-                statements.set_unfunded(is_unfunded=self.is_unfunded),
+                statements.set_unfunded(is_unfunded=lacks_funds),
             )
 
     def outstanding(self, waiting: int) -> int:
@@ -155,7 +166,7 @@ class Batching:
         batch_id, mined = await chain.ledger.commit_batch(
             run_id, root, composition.count, composition.units
         )
-        composition.mined_in, self.is_unfunded = mined.block_number, False
+        composition.mined_in, composition.is_unfunded = mined.block_number, False
         logger.info("batch committed", extra={"batch": batch_id, "count": composition.count})
         return batch_id
 
@@ -182,7 +193,6 @@ class Batching:
         async with self.database.transaction() as asked:
             await asked.ask(*statements.undo_batch(root, without=impossible))
         self._uncommitted.pop(root, None)
-        self.is_unfunded = False
         for file_hash in impossible:
             await self.files.drop(file_hash)
             logger.warning(

@@ -171,6 +171,36 @@ async def test_unfunded_batch_pauses_leases_until_it_can_be_paid(
     assert isinstance(await bench.ask(), Lease)
 
 
+async def unfunded(bench: Bench) -> Composition:
+    """A batch that the run could not pay for."""
+    await bench.upload(0)
+    bench.network.chain.ledger.funded_units = 0
+    assert not await bench.commit()
+    await bench.services.batching.share()
+    assert await bench.ask() == NoWork(retry_after_s=1.0, reason="unfunded")
+    return the_batch(bench)
+
+
+async def test_batch_that_reached_the_chain_otherwise_pauses_no_leases(bench: Bench) -> None:
+    composition = await unfunded(bench)
+    bench.network.chain.ledger.commit(RUN, composition.root, composition.count, composition.units)
+    await bench.follow()
+    await bench.services.batching.share()
+    assert isinstance(await bench.ask(), Lease)
+
+
+async def test_paid_batch_pauses_no_leases_although_replicas_know_it_as_unfunded(
+    bench: Bench,
+) -> None:
+    composition = await unfunded(bench)
+    bench.network.chain.ledger.funded_units = UNITS
+    composition.not_before = 0.0
+    assert await bench.commit()
+    await bench.ask()
+    await bench.services.batching.share()
+    assert isinstance(await bench.ask(), Lease)
+
+
 def the_batch(bench: Bench) -> Composition:
     [composition] = bench.services.batching._uncommitted.values()
     return composition
