@@ -424,13 +424,18 @@ def _dispute_lines(dispute: dict[str, Any]) -> list[str]:
 
 
 def advice_on(again: Rerun, found: dict[str, Any]) -> str:
-    """Return advice on a dispute, given the recomputed verdict."""
-    recorded, mine = found["recorded_verdict"], name_of(again.record.verdict)
-    if mine == recorded:
-        return "this machine agrees with the verdict: a claim would lose its bond"
+    """Return advice on a dispute, given the recomputed verdict: it is compared with the one that
+    stands, a jury's where one has overturned the record.
+    """
+    stands, mine, case = found["verdict"], name_of(again.record.verdict), found["case"]
+    if mine == stands:
+        can_claim = found["dispute"] or (case and not case["ending"])
+        words = "this machine agrees with the verdict"
+        return f"{words}: a claim would lose its bond" if can_claim else words
+    theirs = "validators signed" if stands == found["recorded_verdict"] else "a jury ruled"
+    words = f"this machine finds {mine}, {theirs} {stands}"
     if found["dispute"]:
         return (
-            f"this machine finds {mine}, validators signed {recorded}: honest jurors will find "
-            "what this machine finds, so dispute it (see dispute)"
+            f"{words}: honest jurors will find what this machine finds, so dispute it (see dispute)"
         )
-    return f"this machine finds {mine}, validators signed {recorded}: see dispute"
+    return f"{words}: see dispute"

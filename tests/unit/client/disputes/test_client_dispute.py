@@ -61,6 +61,7 @@ from muster.client.disputes.claims import (
     proof_of,
     settle,
 )
+from muster.client.disputes.explanation import advice_on
 from muster.client.sources import Sources
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ApiError, ChainUnreachable, ConfigError, ContractRevert
@@ -83,6 +84,38 @@ UPHELD: dict[str, Any] = {"status": CaseStatus.UPHELD, "ruling": REJECTED.number
 
 
 # Before a claim
+
+OPEN, CLOSED = {"ending": None}, {"ending": "overturned (3 accepted)"}
+AGREES = "this machine agrees with the verdict"
+FINDS = "this machine finds accepted, validators signed rejected"
+DISPUTE = "honest jurors will find what this machine finds, so dispute it (see dispute)"
+
+
+@pytest.mark.parametrize(
+    ("mine", "stands", "dispute", "case", "words"),
+    [
+        ("REJECTED", "rejected", {"until": 1}, None, f"{AGREES}: a claim would lose its bond"),
+        ("REJECTED", "rejected", None, OPEN, f"{AGREES}: a claim would lose its bond"),
+        ("REJECTED", "rejected", None, CLOSED, AGREES),
+        ("REJECTED", "rejected", None, None, AGREES),
+        ("ACCEPTED", "rejected", {"until": 1}, None, f"{FINDS}: {DISPUTE}"),
+        ("ACCEPTED", "rejected", None, CLOSED, f"{FINDS}: see dispute"),
+        ("ACCEPTED", "accepted", None, CLOSED, AGREES),
+        (
+            "REJECTED",
+            "accepted",
+            None,
+            CLOSED,
+            "this machine finds rejected, a jury ruled accepted: see dispute",
+        ),
+    ],
+)
+def test_advice_compares_with_the_verdict_that_stands(
+    mine: str, stands: str, dispute: Any, case: Any, words: str
+) -> None:
+    again: Any = SimpleNamespace(record=replace(RECORD, verdict=Verdict[mine]))
+    found = {"recorded_verdict": "rejected", "verdict": stands, "dispute": dispute, "case": case}
+    assert advice_on(again, found) == words
 
 
 def test_offer_says_what_it_costs_who_sits_and_until_when() -> None:
