@@ -252,6 +252,7 @@ def _worker_of(view: ChainView, node: Address) -> Address:
 async def _plans(duty: SilenceDuty) -> list[_NextStep]:
     plans = []
     at = await duty.chain.now()
+    await duty.look_for_others()
     for signed in list(duty.context.journal.unfinished().values()):
         if signed.submission.run_id != duty.context.run_id:
             continue

@@ -14,7 +14,9 @@ submission, and gas, are at risk; both belong to the node.
 """
 
 import asyncio
+import contextlib
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -31,19 +33,26 @@ from muster.client.chain_facts import ChainClock, Times, entry_of
 from muster.client.disputes.cases import eligible_jurors
 from muster.client.disputes.claims import OVERTAKEN, claim, close_case
 from muster.client.disputes.unsettled import return_bond
-from muster.client.outage import Steps, serve_forever
+from muster.client.outage import SURVIVED, Steps, serve_forever
 from muster.client.quantities import format_tokens
 from muster.client.sources import Sources, named_sources
 from muster.client.validator.batches import is_misdeclared
 from muster.client.worker.context import NodeContext
-from muster.client.worker.journal import BatchPlace, SignedSubmission, Slot
+from muster.client.worker.journal import BatchPlace, SignedSubmission, Slot, slot_of
 from muster.lifecycle import run_beside, uptime_s
+from muster.protocol.eip712 import signer_of
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ApiError, ConfigError
 from muster.protocol.ids import Address, Hash32
 from muster.protocol.jury import Ruling, is_same, summons_of
 from muster.protocol.merkle import batch_proof, batch_root
-from muster.protocol.messages import COMMIT_GRACE_S, OutcomeRecord, Reason
+from muster.protocol.messages import (
+    COMMIT_GRACE_S,
+    OutcomeRecord,
+    Reason,
+    Submission,
+    Ticket,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -231,8 +240,12 @@ class SilenceDuty:
         self._read_for: Address | None = None
         self._read_count = 0
         """Items of this stream that were compared with the journal, for this node."""
+        self._unproven = deque[StreamItem]()
+        """Those of them that the journal lacks; the one that is asked for next is first."""
+        self._look_again_at = 0.0
+        """Clock time of the next look for their signatures."""
         self._lacking: OutcomeRecord | None = None
-        """The first of them that the journal lacks."""
+        """One of them that this node signed."""
 
     @property
     def _sources(self) -> list[str]:
@@ -309,6 +322,8 @@ class SilenceDuty:
         bonds = self.bonds()
         if not (waiting or cases or bonds or self.accepted):
             return
+        if waiting:
+            await self.look_for_others()
         await self._look_up_all([each for each in waiting if each.submission.leaf() not in own])
         at = await self._time.now()
         for signed in waiting:
@@ -360,42 +375,88 @@ class SilenceDuty:
         """
         context, slot = self.context, (signed.ticket.step, signed.ticket.index)
         own = [batch.work.submission for batch in self.own_work.values() if batch.work]
-        lacking = self._accepted_elsewhere()
-        if lacking is not None:
+        if self._lacking is not None:
             self._steps.report(
                 context.run_id,
                 "the journal lacks accepted work of this node: nothing is submitted directly",
-                step=lacking.step,
-                index=lacking.index,
+                step=self._lacking.step,
+                index=self._lacking.index,
                 hint="put the newest --state-dir back and stop any other process with the node's "
                 "key; if the folder is lost, muster node rotate makes another node",
             )
-        return lacking is not None or any((work.step, work.index) == slot for work in own)
+        return self._lacking is not None or any((work.step, work.index) == slot for work in own)
 
-    def _accepted_elsewhere(self) -> OutcomeRecord | None:
-        """Return an accepted outcome of this node's work that its journal lacks, or None. Others do
-        not count: a run could invent them for nothing."""
+    async def look_for_others(self) -> None:
+        """Look for this node's signature on accepted work that its journal lacks, for a few seconds
+        only. A record alone does not count: a run could invent it for nothing.
+        """
+        has_news, now = self._read_outcomes(), self._clock()
+        if self._lacking is not None or not (has_news or now >= self._look_again_at):
+            return
+        self._look_again_at = now + LONGEST_ASK_S
+        try:
+            async with asyncio.timeout(LOOK_UP_S):
+                for _ in range(len(self._unproven)):
+                    item = self._unproven[0]
+                    self._unproven.rotate(-1)
+                    if await self._is_signed(item):
+                        self._lacking = item.record
+                        return
+                    what = "the journal lacks accepted work, and nobody shows this node's signature"
+                    self._steps.report((item.batch_id, item.position), what, **_slot(item.record))
+        except TimeoutError:
+            logger.debug("sources are too slow to show accepted work")
+
+    def _read_outcomes(self) -> bool:
+        """Note the accepted outcomes of this node's work that its journal lacks; return whether
+        there are new ones."""
         context, stream = self.context, self.context.run.stream
         member = context.view.member(context.run_id, context.worker)
         if member is None:
-            return None
+            return False
         # A view that is rewound has another stream.
         if self._read_stream is not stream or self._read_for != member.node:
             self._read_stream, self._read_for = stream, member.node
             self._read_count, self._lacking = 0, None
+            self._unproven.clear()
+        known = len(self._unproven)
         for item in stream[self._read_count :]:
             record = item.record
             if record.worker_id != member.worker_id:
                 continue
             slot = (context.run_id, context.worker, record.step, record.index)
             block_number = context.view.batches[item.batch_id].work_block
-            if (
-                context.journal.signed_in(slot) is None
-                and member.node_at(block_number) == member.node
-            ):
-                self._lacking = self._lacking or record
+            is_lacking = context.journal.signed_in(slot) is None
+            if is_lacking and member.node_at(block_number) == member.node:
+                self._unproven.append(item)
         self._read_count = len(stream)
-        return self._lacking
+        return len(self._unproven) > known
+
+    async def _is_signed(self, item: StreamItem) -> bool:
+        """Return whether the chain, the orchestrator or a relay shows a submission for an accepted
+        record's slot with this node's signature."""
+        context, record = self.context, item.record
+        if context.view.batches[item.batch_id].work is not None:
+            return True  # the chain verified it
+        slot = (context.run_id, context.worker, record.step, record.index)
+        recorded = Submission(
+            *slot, record.policy_version, record.file_hash, record.rollouts, record.units
+        )
+
+        def is_ours(entry: BatchEntry) -> bool:
+            signer = signer_of(context.domain, entry.submission, entry.signature)
+            return slot_of(entry.submission) == slot and signer == self._read_for
+
+        with contextlib.suppress(*SURVIVED):
+            if context.api is not None:
+                shown = (await context.api.batch(item.batch_id)).submissions
+                if any(is_ours(entry) for entry in shown):
+                    return True
+        with contextlib.suppress(*SURVIVED):
+            async with await self._open_rooms() as rooms:
+                await rooms.work(recorded.leaf(), is_ours)
+                return True
+        return False
 
     def _is_open(self) -> bool:
         run = self.context.run
@@ -652,5 +713,9 @@ class SilenceDuty:
         return not refused
 
 
-def _about(signed: SignedSubmission) -> dict[str, object]:
-    return {"step": signed.ticket.step, "index": signed.ticket.index}
+def _about(work: SignedSubmission) -> dict[str, object]:
+    return _slot(work.ticket)
+
+
+def _slot(work: Ticket | OutcomeRecord) -> dict[str, object]:
+    return {"step": work.step, "index": work.index}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ from worlds.client_world import (
     sign_ticket,
 )
 
-from muster.api import BatchEntry, SignedClaim, SlotTaken, SubmissionState
+from muster.api import BatchContents, BatchEntry, SignedClaim, SlotTaken, SubmissionState
 from muster.chain import (
     ZERO_ADDRESS,
     BatchStatus,
@@ -51,6 +51,7 @@ from muster.client.worker.loop import WorkerLoop
 from muster.client.worker.silence import (
     KEEP_S,
     KEPT_S,
+    LONGEST_ASK_S,
     PATIENCE_S,
     RETRY_S,
     Judged,
@@ -272,6 +273,13 @@ class Rooms:
     given: list[tuple[bytes, BatchEntry]] = field(default_factory=list)
     urls: tuple[str, ...] = ("http://relay.example",)
     unasked: tuple[str, ...] = ()
+    shown: list[BatchEntry] = field(default_factory=list)
+
+    async def work(self, leaf: Hash32, accepts: Callable[[BatchEntry], bool]) -> BatchEntry:
+        for entry in self.shown:
+            if entry.submission.leaf() == leaf and accepts(entry):
+                return entry
+        raise ApiError("no source has it", status=404, code="not_found")
 
     async def __aenter__(self) -> Self:
         return self
@@ -296,6 +304,11 @@ class Asked(FakeOrchestrator):
     async def submission_state(self, _name: Any) -> SubmissionState:
         self._called("state")
         return self.state
+
+    async def batch(self, batch_id: int) -> BatchContents:
+        if batch_id not in self.batches:
+            raise ApiError("no such batch", status=404, code="batch_unknown")
+        return await super().batch(batch_id)
 
 
 class Silenced(Desk):
@@ -734,6 +747,9 @@ ELSEWHERE = as_claimed(OTHER, WORKER_ID)
 """An accepted outcome of the node in a slot that it signed without this journal."""
 
 
+ITS_ENTRY = make_entry(TICKET, OTHER)
+
+
 class Counted(list[Any]):
     """Counts the items that are read."""
 
@@ -749,8 +765,11 @@ class Counted(list[Any]):
         return found
 
 
-def post(desk: Silenced, number: int, *records: OutcomeRecord) -> None:
-    """Post a batch's outcomes."""
+def post(
+    desk: Silenced, number: int, *records: OutcomeRecord, entry: BatchEntry = ITS_ENTRY
+) -> None:
+    """Post the outcomes of a batch that the orchestrator shows."""
+    desk.asked.batches[number] = [entry]
     desk.view.batches[number] = make_batch(number, [OTHER] * len(records), Counted(records))
     accepted = [each for each in records if each.verdict is Verdict.ACCEPTED]
     stream = desk.view.runs[RUN].stream
@@ -807,13 +826,76 @@ async def test_nothing_is_submitted_directly_when_the_journal_lacks_accepted_wor
     assert len([r for r in said if r.levelno == logging.WARNING]) == is_held_back
 
 
-async def test_work_that_another_node_signed_before_is_not_lacking(desk: Silenced) -> None:
+@pytest.mark.parametrize(
+    ("entry", "is_held_back"),
+    [
+        (ITS_ENTRY, True),
+        (make_entry(TICKET, OTHER, OTHER_KEY), False),
+        (make_entry(TICKET, SIGNED.submission), False),
+        (None, False),
+    ],
+    ids=["signed", "signed by another", "another slot", "shown by nobody"],
+)
+@pytest.mark.parametrize("shown_by", ["orchestrator", "relay"])
+async def test_accepted_work_holds_back_only_where_the_nodes_signature_is_shown(
+    desk: Silenced,
+    entry: BatchEntry | None,
+    is_held_back: bool,
+    shown_by: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     desk.sign()
     post(desk, 9, ELSEWHERE)
-    member = desk.view.member(RUN, WORKER)
-    member.node_at = lambda _block: JUROR
+    del desk.asked.batches[9]
+    if entry is not None and shown_by == "orchestrator":
+        desk.asked.batches[9] = [entry]
+    elif entry is not None:
+        desk.rooms.shown = [entry]
+    assert await desk.at(LATE) == ([] if is_held_back else ["submit"])
+    unshown = [r for r in caplog.messages if "nobody shows this node's signature" in r]
+    assert bool(unshown) is not is_held_back
+
+
+async def test_signature_that_is_shown_later_holds_back_then(desk: Silenced) -> None:
+    desk.sign()
+    post(desk, 9, ELSEWHERE)
+    del desk.asked.batches[9]
     assert await desk.at(LATE) == ["submit"]
-    member.node = JUROR
+    desk.asked.batches[9] = [ITS_ENTRY]
+    desk.seconds += LONGEST_ASK_S
+    assert await desk.at(LATE) == []
+
+
+async def test_work_of_the_node_that_is_on_chain_holds_back(desk: Silenced) -> None:
+    desk.sign()
+    post(desk, 9, ELSEWHERE)
+    del desk.asked.batches[9]
+    work = LeasedWork(OTHER, b"", TICKET, b"")
+    desk.view.batches[9] = replace(desk.view.batches[9], work=work)
+    assert await desk.at(LATE) == []
+
+
+async def test_sources_that_hang_do_not_make_own_work_late(
+    desk: Silenced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(_batch_id: int) -> BatchContents:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr("muster.client.worker.silence.LOOK_UP_S", 0.01)
+    desk.asked.batch = hang  # type: ignore[method-assign]
+    desk.sign()
+    post(desk, 9, ELSEWHERE)
+    assert await desk.at(LATE) == ["submit"]
+
+
+async def test_work_that_another_node_signed_before_is_not_lacking(desk: Silenced) -> None:
+    desk.sign()
+    post(desk, 9, ELSEWHERE, entry=make_entry(TICKET, OTHER, OTHER_KEY))
+    member, other = desk.view.member(RUN, WORKER), address_of(OTHER_KEY)
+    member.node_at = lambda _block: other
+    assert await desk.at(LATE) == ["submit"]
+    member.node = other
     assert await desk.at(LATE + 1) == []
 
 
