@@ -15,6 +15,7 @@ from muster.protocol.encoding import abi_words, address_bytes, keccak
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Address, Hash32
 from muster.protocol.messages import Reason, Verdict
+from muster.protocol.reasons import GRADED
 
 BENCH = 0
 """The run id under which jurors stake."""
@@ -22,7 +23,7 @@ MAX_TRIES = 512
 """Most places that a draw tries."""
 _SUMMONS = b"muster.summons"
 _EXACT_REASONS = range(30, 60)
-_MAY_DIFFER = {*range(10, 20), Reason.WRONG_REPLY, Reason.WRONG_REWARD}
+_MAY_DIFFER = {*range(10, 20), *GRADED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,11 @@ def may_differ(ruling: int) -> bool:
     if reason == Reason.SAMPLER_DRIFT:
         return verdict != Verdict.ACCEPTED
     return verdict not in (Verdict.ACCEPTED, Verdict.FRAUD) and reason in _MAY_DIFFER
+
+
+def rests_on_program(ruling: int) -> bool:
+    """Return whether a ruling depends on where and when a program ran."""
+    return may_differ(ruling) and ruling & 0xFF in GRADED
 
 
 def is_unavailable(ruling: int) -> bool:

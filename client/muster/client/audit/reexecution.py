@@ -36,9 +36,11 @@ from muster.client.audit.history import ChainHistory
 from muster.client.audit.outcome_table import OutcomeTable, tabulate
 from muster.client.chain_facts import OutcomePlace, ruled_in
 from muster.client.disputes.bundle_checks import (
+    BundleCheck,
     CheckAnswer,
     check_verdict,
     check_weights,
+    is_borne_out,
     reason_of,
 )
 from muster.client.disputes.cases import ruling_words
@@ -247,9 +249,9 @@ class Rejudge:
             entries, data = self._evidence(batch, record.file_hash, reason)
             self._rules = self._rules or self._read_rules()
             # Compare a second time before accusing.
-            problems, again = await self._compare(batch, position, entries, data)
-            if problems:
-                problems, again = await self._compare(batch, position, entries, data)
+            checks, again = await self._compare(batch, position, entries, data)
+            if not is_borne_out(checks):
+                checks, again = await self._compare(batch, position, entries, data)
             await self.proofs.compare(batch, position, again.fingerprints)
         except Missing as error:
             return NotRerun(batch.batch_id, position, str(error), error.how)
@@ -258,8 +260,12 @@ class Rejudge:
         except (EngineError, StorageError) as error:
             how = self._blame(str(error), self._clock() - began)
             return NotRerun(batch.batch_id, position, str(error), how)
-        if problems:
-            return at_outcomes(batch, Kind.VERDICT_WRONG, problems, position)
+        *_, verdict = checks
+        if verdict.answer is CheckAnswer.SILENT:
+            return NotRerun(batch.batch_id, position, verdict.detail, HOW_NONE)
+        if not is_borne_out(checks):
+            wrong = [f"{c.name}: {c.detail}" for c in checks if c.answer is CheckAnswer.CONTRADICT]
+            return at_outcomes(batch, Kind.VERDICT_WRONG, "; ".join(wrong), position)
         recorded = Ruling(record.verdict, record.reason)
         if ruling is not None and ruling != recorded.number:
             self.notes.append(
@@ -374,10 +380,8 @@ class Rejudge:
 
     async def _compare(
         self, batch: BatchView, position: int, entries: Sequence[BatchEntry], data: bytes
-    ) -> tuple[str, Rerun]:
-        """Return the differences between the outcome that stands and the recomputed one, and the
-        recomputed one.
-        """
+    ) -> tuple[list[BundleCheck], Rerun]:
+        """Return the outcome that stands compared with the recomputed one, and the latter."""
         assert self._rules is not None  # read by the caller
         assert batch.records is not None  # a row is of a judged batch
         domain = self._history.domain
@@ -392,9 +396,7 @@ class Rejudge:
         has_history = Reason.SAMPLER_DRIFT in (record.reason, reason_of(record, ruling))
         if has_history and again.record.verdict is Verdict.ACCEPTED:
             again = await self._with_history(OutcomePlace(batch.batch_id, position), again)
-        checks = check_verdict(record, again, ruling=ruling, has_history=has_history)
-        wrong = [f"{c.name}: {c.detail}" for c in checks if c.answer is CheckAnswer.CONTRADICT]
-        return "; ".join(wrong), again
+        return check_verdict(record, again, ruling=ruling, has_history=has_history), again
 
     async def _with_history(self, place: OutcomePlace, alone: Rerun) -> Rerun:
         """Return the outcome of a submission after the test of its worker's history."""

@@ -27,9 +27,9 @@ from muster.protocol.eip712 import Domain, signer_of
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import EncodingError, TaskError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
-from muster.protocol.jury import Ruling, is_same
+from muster.protocol.jury import Ruling, is_same, rests_on_program
 from muster.protocol.merkle import batch_root
-from muster.protocol.messages import OutcomeRecord, Outcomes, Reason
+from muster.protocol.messages import OutcomeRecord, Outcomes, Reason, Verdict
 from muster.protocol.reasons import CHECKS, NOT_OF_ONE_FILE, marks_of
 from muster.tasks import root_of_bytes
 
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from muster.client.disputes.rerun import Rerun
     from muster.client.validator.checks import ClaimedWork
     from muster.shardcast import Manifest
+
+OF_A_PROGRAM = "it rests on a program's answer, which another machine or time may change"
+"""Why nothing is said about a verdict that differs from the recomputed one (decision 99)."""
 
 
 class CheckAnswer(StrEnum):
@@ -229,7 +232,8 @@ def check_verdict(
     stands in place of the record; its consequences are compared, as its reason is one juror's.
     `has_history` tells that the worker's earlier submissions were taken into account.
     """
-    silent = None if has_history else NOT_OF_ONE_FILE.get(reason_of(recorded, ruling))
+    ours = Ruling(again.record.verdict, again.record.reason)
+    silent = _silence(recorded, ruling, ours, has_history)
     stated = marks_of(recorded.verdict, recorded.reason) if ruling is None else "-" * len(CHECKS)
     found = marks_of(again.record.verdict, again.record.reason)
     checks = [
@@ -239,7 +243,6 @@ def check_verdict(
     if silent:
         return [*checks, BundleCheck("verdict", CheckAnswer.SILENT, silent)]
     if ruling is not None:
-        ours = Ruling(again.record.verdict, again.record.reason)
         detail = f"a jury ruled {ruling_words(ruling)}, recomputed {ours}"
         return [*checks, _check("verdict", is_same(ruling, ours.number), detail)]
     wrong = [
@@ -249,6 +252,28 @@ def check_verdict(
     ]
     as_recorded = f"{recorded.verdict.name.lower()}, {recorded.reason.name}, {recorded.units} units"
     return [*checks, _check("verdict", not wrong, "; ".join(wrong) or as_recorded)]
+
+
+def _silence(
+    recorded: OutcomeRecord, ruling: int | None, ours: Ruling, has_history: bool
+) -> str | None:
+    """Return why the evidence of one file tells nothing about what stands; None if it tells
+    something.
+    """
+    reason = reason_of(recorded, ruling)
+    if ruling is None:
+        standing = Ruling(recorded.verdict, recorded.reason).number
+        differs = standing != ours.number
+    else:
+        standing, differs = ruling, not is_same(ruling, ours.number)
+    if rests_on_program(ours.number):
+        # Checks 1 and 2 run no program, and come before all that do.
+        is_open = differs and reason.check not in (1, 2)
+    else:
+        is_open = rests_on_program(standing) and ours.verdict is Verdict.ACCEPTED
+    if is_open:
+        return OF_A_PROGRAM
+    return None if has_history else NOT_OF_ONE_FILE.get(reason)
 
 
 def _compare(name: str, stated: str, found: str, silent: str | None, detail: str) -> BundleCheck:
