@@ -19,10 +19,11 @@ MusterError
 │   └── SignatureError                  a signature that is malformed or by the wrong key
 ├── ApiError (RuntimeError)             the orchestrator refused a request; carries status and code
 ├── PolicyUnavailable (RuntimeError)    no relay delivers a version that matches the chain
-│   └── PolicyBroken                    its weights are not finite: nobody can compute with it
+│   └── PolicyBroken                    its weights are not finite: nobody may compute with it
 ├── TaskError (ValueError)              a task set or verifier that breaks its contract
 ├── EngineError (RuntimeError)          an inference engine failed: its machine or its policy
 │   ├── SampleUnfit (ValueError)        what it was asked to compute fits no machine's policy
+│   ├── EngineSilent                    a policy or sample makes its process hang
 │   ├── DeviceLost                      a GPU failed: its process cannot use it any more
 │   └── ValidatorDisturbed              a validator that fails what it knows to be good
 ├── TrainingCollapsed (RuntimeError)    the policy collapsed, and training was told to stop then
@@ -219,6 +220,10 @@ class EngineError(MusterError, RuntimeError):
 
 class SampleUnfit(EngineError, ValueError):
     """No machine can compute the sample with the loaded policy: wrong lengths or token ids."""
+
+
+class EngineSilent(EngineError):
+    """An engine's process hung each time that it was asked: its policy or a sample is to blame."""
 
 
 class DeviceLost(EngineError):

@@ -25,7 +25,7 @@ from muster.inference.engine import (
 )
 from muster.inference.vllm.engine import Patience, ProcessEngine, VllmEngine
 from muster.inference.vllm.host import HostedTransformers
-from muster.protocol.errors import EngineError, ProofError
+from muster.protocol.errors import EngineError, EngineSilent, ProofError
 from muster.protocol.ids import Hash32, PolicyVersion
 from muster.protocol.recipe import ProofRecipe
 from muster.protocol.set_aside import FILE_NAME, SetAside
@@ -208,6 +208,14 @@ def test_what_a_watch_raises_ends_its_call_and_not_the_process(opened: Open) -> 
     assert engine.pid == before
 
 
+def test_silence_for_ever_is_an_error_of_its_own(opened: Open) -> None:
+    engine = opened("always hangs", silence_s=1.0, restarts=1)
+    with pytest.raises(
+        EngineSilent, match="failed 2 times in a row, last: it said nothing for 1 s"
+    ):
+        engine.generate(ASKED, proof=PROOF)
+
+
 @pytest.mark.parametrize(
     ("failure", "said"),
     [
@@ -221,8 +229,9 @@ def test_what_a_watch_raises_ends_its_call_and_not_the_process(opened: Open) -> 
 )
 def test_failure_for_ever_is_an_error_that_says_how(opened: Open, failure: str, said: str) -> None:
     engine = opened(f"always {failure}", restarts=1)
-    with pytest.raises(EngineError, match=f"failed 2 times in a row, last: .*{said}"):
+    with pytest.raises(EngineError, match=f"failed 2 times in a row, last: .*{said}") as caught:
         engine.generate(ASKED, proof=PROOF)
+    assert not isinstance(caught.value, EngineSilent)
     assert engine.pid is None
     # The policy is still the engine's: with more memory the next batch may pass.
     assert engine.policy_version == 3

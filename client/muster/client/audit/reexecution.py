@@ -11,7 +11,6 @@
 """
 
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -45,7 +44,6 @@ from muster.client.disputes.bundle_checks import (
 )
 from muster.client.disputes.cases import ruling_words
 from muster.client.disputes.rerun import (
-    SILENCE_S,
     Rerun,
     claim_at,
     hold,
@@ -71,6 +69,7 @@ from muster.protocol.errors import (
     ConfigError,
     EncodingError,
     EngineError,
+    EngineSilent,
     MusterError,
     PolicyBroken,
     PolicyUnavailable,
@@ -207,8 +206,6 @@ class Rejudge:
         engine: InferenceEngine,
         decoder: FileDecoder,
         folder: Path,
-        *,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.table = tabulate(history.ledger)
         self.proofs = CheckingProofs(run, history.domain, copies.store, copies.orchestrator)
@@ -218,9 +215,10 @@ class Rejudge:
         self._copies, self._engine, self._folder = copies, engine, folder
         self._decoder = decoder
         self._rules: Rules | None = None
-        self._clock = clock
         self._given_up: dict[PolicyVersion, str] = {}
         """Policies that the engine does not load, or that it hangs with, and what it said."""
+        self._hung: dict[PolicyVersion, set[Hash32]] = {}
+        """The files with which the engine hung, by policy."""
         self._held: tuple[PolicyVersion, Path] | None = None
         """The last policy that was needed, and its verified folder."""
         self._conducts: dict[tuple[Hash32, Hash32], Conduct] = {}
@@ -244,7 +242,6 @@ class Rejudge:
         reason = reason_of(record, ruling)
         if reason in NOT_OF_ONE_FILE and reason is not Reason.SAMPLER_DRIFT:
             return NotRerun(batch.batch_id, position, NOT_OF_ONE_FILE[reason], HOW_NONE)
-        began = self._clock()
         try:
             entries, data = self._evidence(batch, record.file_hash, reason)
             self._rules = self._rules or self._read_rules()
@@ -258,7 +255,7 @@ class Rejudge:
         except EncodingError as error:
             return at_outcomes(batch, Kind.EVIDENCE_ALTERED, str(error), position)
         except (EngineError, StorageError) as error:
-            how = self._blame(str(error), self._clock() - began)
+            how = self._blame(error, record.file_hash)
             return NotRerun(batch.batch_id, position, str(error), how)
         *_, verdict = checks
         if verdict.answer is CheckAnswer.SILENT:
@@ -274,16 +271,18 @@ class Rejudge:
             )
         return None
 
-    def _blame(self, error: str, took_s: float) -> str:
-        """Return what can be done about an engine that failed; a policy that hangs or does not load
-        is not tried again. One that fails soon is: the file may be to blame.
+    def _blame(self, error: Exception, name: Hash32) -> str:
+        """Return what can be done about an engine that failed with the file of that hash. A policy
+        that hangs with two files is given up; of one, or of another failure, the file may be the
+        cause.
         """
-        if self._held is None:
+        if self._held is None or not isinstance(error, EngineSilent):
             return HOW_MACHINE
         version, _ = self._held
-        if self._engine.policy_version == version and took_s < SILENCE_S:
-            return HOW_MACHINE
-        self._given_up[version] = error
+        files = self._hung.setdefault(version, set())
+        files.add(name)
+        if len(files) > 1:
+            self._given_up[version] = str(error)
         return HOW_ENGINE.format(version=version)
 
     def _ruling(self, batch: BatchView, position: int) -> int | None:
@@ -340,14 +339,23 @@ class Rejudge:
         return rules
 
     async def _policy(self, version: PolicyVersion) -> Path | None:
-        """Return a policy's verified folder; None if it was never published."""
+        """Load a policy unless it is broken, and return its verified folder; None if it was never
+        published.
+        """
         if version not in self._run.checkpoints:
             return None
         if version in self._given_up:
             raise Missing(self._given_up[version], HOW_ENGINE.format(version=version))
         if self._held is None or self._held[0] != version:
             self._held = version, await self._verified(version)
-        return self._held[1]
+        _, folder = self._held
+        try:
+            with suppress(PolicyBroken):
+                await hold(self._engine, folder, version)
+        except EngineError as error:
+            self._given_up[version] = str(error)
+            raise Missing(str(error), HOW_ENGINE.format(version=version)) from error
+        return folder
 
     async def _verified(self, version: PolicyVersion) -> Path:
         root = self._run.checkpoints[version].manifest_root

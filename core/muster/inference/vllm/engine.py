@@ -36,11 +36,12 @@ from muster.inference.vllm.launcher import (
     END_S,
     EngineProcess,
     ProcessLost,
+    ProcessSilent,
     find_python,
     process_environment,
     require_usable,
 )
-from muster.protocol.errors import EngineError
+from muster.protocol.errors import EngineError, EngineSilent
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.prompts import Prompt
 from muster.protocol.recipe import ProofRecipe
@@ -342,7 +343,8 @@ class ProcessEngine:
                 logger.warning(
                     "the engine's process failed", extra={"error": str(error), "failures": failures}
                 )
-        raise EngineError(
+        kind = EngineSilent if isinstance(last, ProcessSilent) else EngineError
+        raise kind(
             f"the engine's process failed {failures} times in a row, last: {last}",
             hint="use less memory (fewer --max-rows, --dtype bfloat16), or --engine transformers",
         )

@@ -190,6 +190,10 @@ class ProcessLost(Exception):
     """The process died, hung or broke the protocol; a new process may succeed."""
 
 
+class ProcessSilent(ProcessLost):
+    """The process hung."""
+
+
 class EngineProcess:
     """A running process; it must be closed."""
 
@@ -256,7 +260,7 @@ class EngineProcess:
                     raise ProcessLost(str(frame.header.get("message")))
                 yield frame
         except ChannelSilent:
-            raise ProcessLost(f"it said nothing for {silence_s:g} s") from None
+            raise ProcessSilent(f"it said nothing for {silence_s:g} s") from None
         except ChannelClosed as error:
             raise ProcessLost(self._last_words() or str(error)) from None
         except ChannelBroken as error:

@@ -1,4 +1,4 @@
-"""Policies of strangers in an audit: one that hangs costs the audit no other version."""
+"""Policies and files of strangers in an audit: one that hangs costs the audit no other version."""
 
 from __future__ import annotations
 
@@ -31,22 +31,24 @@ from muster.client.disputes.rerun import SILENCE_S
 from muster.inference.loading import engine_of
 from muster.inference.transformers_engine import TransformersEngine
 from muster.inference.vllm.engine import ProcessEngine
-from muster.protocol.errors import EngineError
+from muster.protocol.errors import EngineError, EngineSilent
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.prompts import Prompt
 from muster.protocol.rollouts import encode_rollouts
 from muster.shardcast import ChunkStore
 
 NEXT = PolicyVersion(VERSION + 1)
+HOW = HOW_ENGINE.format(version=VERSION)
+FAILED = EngineError("the engine's process failed 4 times in a row, last: it ended with code 1")
+SILENT = EngineSilent("the engine's process failed 4 times in a row, last: it said nothing")
 
 
 class Hanging(HashEngine):
-    """Its tokenizer hangs with one version, or that version does not load: then it fails."""
+    """Fails with the texts of one version, or with the first of them, or to load that version."""
 
-    def __init__(self, silent_s: float, *, loads: bool = True) -> None:
+    def __init__(self, error: EngineError, *, loads: bool = True, most: int = 99) -> None:
         super().__init__()
-        self.silent_s, self.loads = silent_s, loads
-        self.now = 0.0
+        self.error, self.loads, self.most = error, loads, most
         self.tries = 0
 
     def load_policy(self, folder: Path, version: PolicyVersion) -> None:
@@ -55,18 +57,17 @@ class Hanging(HashEngine):
         super().load_policy(folder, version)
 
     def encode(self, text: Prompt, *, is_start: bool = True) -> tuple[int, ...]:
-        if self.policy_version == VERSION:
+        if self.policy_version == VERSION and self.tries < self.most:
             self._hang()
         return super().encode(text, is_start=is_start)
 
     def _hang(self) -> None:
         self.tries += 1
-        self.now += self.silent_s
-        raise EngineError("the engine's process failed 4 times in a row")
+        raise self.error
 
 
 class Audit:
-    """An audit of four outcomes, two of each version, whose evidence is whole."""
+    """An audit of six outcomes, three of each version, whose evidence is whole."""
 
     def __init__(self, folder: Path, engine: Hanging) -> None:
         view = make_view()
@@ -80,8 +81,8 @@ class Audit:
         for version in (VERSION, NEXT):
             root = publish(folder, version)
             run.checkpoints[version] = replace_in(run.checkpoints[VERSION], version, root)
-            for index in (0, 1):
-                number = 2 * (version - VERSION) + index + 1
+            for index in (0, 1, 2):
+                number = 3 * (version - VERSION) + index + 1
                 ticket = make_ticket(index=number, policy_version=version, policy_root=root)
                 rows = make_rollouts(ticket, version)
                 submission = make_submission(ticket, rows)
@@ -95,15 +96,13 @@ class Audit:
         history: Any = SimpleNamespace(ledger=view, domain=DOMAIN)
         decoder: Any = PlainDecoder()
         copies = Copies(EvidenceFolders([folder]))
-        self.judge = Rejudge(
-            history, run, copies, engine, decoder, folder, clock=lambda: engine.now
-        )
+        self.judge = Rejudge(history, run, copies, engine, decoder, folder)
 
     def results(self) -> list[str]:
         """Why each outcome cannot be run again; empty for one that agrees."""
 
         async def all_of() -> list[Any]:
-            return [await self.judge.outcome(row) for row in range(4)]
+            return [await self.judge.outcome(row) for row in range(6)]
 
         found = asyncio.run(all_of())
         assert all(each is None or isinstance(each, NotRerun) for each in found), found
@@ -130,25 +129,31 @@ def replace_in(checkpoint: Any, version: PolicyVersion, root: Any) -> Any:
     return SimpleNamespace(**vars(checkpoint) | {"version": version, "manifest_root": root})
 
 
-def test_a_policy_that_hangs_is_tried_once_and_the_next_version_is_judged(tmp_path: Path) -> None:
-    engine = Hanging(SILENCE_S)
-    how = HOW_ENGINE.format(version=VERSION)
-    assert Audit(tmp_path, engine).results() == [how, how, "", ""]
-    assert engine.tries == 1
+def test_a_policy_that_hangs_is_tried_with_two_files_and_the_next_version_is_judged(
+    tmp_path: Path,
+) -> None:
+    engine = Hanging(SILENT)
+    assert Audit(tmp_path, engine).results() == [HOW, HOW, HOW, "", "", ""]
+    assert engine.tries == 2
+
+
+def test_a_file_that_hangs_hides_no_other_of_its_version(tmp_path: Path) -> None:
+    engine = Hanging(SILENT, most=1)
+    assert Audit(tmp_path, engine).results() == [HOW, "", "", "", "", ""]
 
 
 def test_a_policy_that_does_not_load_is_loaded_once(tmp_path: Path) -> None:
-    engine = Hanging(1.0, loads=False)
-    how = HOW_ENGINE.format(version=VERSION)
-    assert Audit(tmp_path, engine).results() == [how, how, "", ""]
+    engine = Hanging(FAILED, loads=False)
+    assert Audit(tmp_path, engine).results() == [HOW, HOW, HOW, "", "", ""]
     assert engine.tries == 1
 
 
-def test_an_engine_that_fails_soon_is_tried_for_every_outcome(tmp_path: Path) -> None:
-    """A worker's submission that ends the process hides no other of its version."""
-    engine = Hanging(SILENCE_S - 1)
-    assert Audit(tmp_path, engine).results() == [HOW_MACHINE, HOW_MACHINE, "", ""]
-    assert engine.tries == 2
+def test_an_engine_that_fails_is_tried_for_every_outcome(tmp_path: Path) -> None:
+    """A worker's submission that ends the process hides no other of its version, however long the
+    policy takes to load again."""
+    engine = Hanging(FAILED)
+    assert Audit(tmp_path, engine).results() == [HOW_MACHINE] * 3 + [""] * 3
+    assert engine.tries == 3
 
 
 def test_policies_of_strangers_are_loaded_in_a_process_of_their_own() -> None:
