@@ -70,7 +70,7 @@ from muster.orchestrator.leases.fitness import (
     end_of,
 )
 from muster.orchestrator.leases.life import HEARD, Lives, WorkerState
-from muster.orchestrator.leases.shares import Shares, Turns, UnitCap
+from muster.orchestrator.leases.shares import Contenders, Shares, Turns, UnitCap
 from muster.orchestrator.projection import Judged, Projection
 from muster.protocol.eip712 import Domain, address_of, digest, sign, signer_of
 from muster.protocol.encoding import abi_words, address_bytes, keccak
@@ -124,6 +124,9 @@ class NoTicket(StrEnum):
     """The run's owner has paused leases at this orchestrator."""
 
 
+OUR_FAULTS = frozenset({NoTicket.CHAIN_AWAY, NoTicket.UNFUNDED, NoTicket.PAUSED})
+"""Reasons that are no fault of the worker."""
+
 Slots = frozenset[tuple[int, int]]
 """Slots of one worker: step and index of each."""
 
@@ -165,6 +168,7 @@ class Leases:
         self._shares = Shares(
             self.training.submissions_per_step * (self.training.max_async_level + 1)
         )
+        self._contenders = Contenders(self.monotonic)
         # Workers with stake for at least one ticket take turns apart from smaller ones, which share
         # tickets.
         self._turns = {is_small: self.turns() for is_small in (False, True)}
@@ -264,11 +268,15 @@ class Leases:
             tickets = self._shares.free_for_small(tickets)
         if not tickets:
             turns.ask(worker.address)
+            self._contenders.ask(worker.address, is_fit=False)
             return None
         fitness = self._fitness(snapshot, worker, checkpoint)
         if not isinstance(fitness, int):
             turns.withdraw(worker.address)
+            if fitness not in OUR_FAULTS:
+                self._contenders.withdraw(worker.address)
             return fitness
+        self._contenders.ask(worker.address, is_fit=True)
         if not turns.may_go(worker.address, fitness, tickets):
             return None
         turns.served(worker.address)
@@ -365,10 +373,12 @@ class Leases:
             logger.info("worker is dead, others get as many tickets", extra={"worker": worker})
         self._dead, self._holders_known_at = dead, self.monotonic()
         self._held_by_dead = sum(held[who] for who in dead)
-        heard = [members[who] for who, state in states.items() if state in HEARD]
+        heard = (who for who, state in states.items() if state in HEARD)
         refused = self.projection.refused_after(now - self.lease_s, besides=OTHERS_FAULTS)
         waits = {Address(worker): int(count) for worker, count in waiting}
-        self._shares.note(heard, Counter(held) + Counter(waits) + refused, self.unit_cap.busy)
+        holding, busy = Counter(held) + Counter(waits) + refused, self.unit_cap.busy
+        contenders = self._contenders.note(members, heard, holding.keys() | busy)
+        self._shares.note(contenders, holding, busy)
 
     def _oldest_version(self) -> int:
         checkpoint = self.projection.checkpoint

@@ -1,9 +1,10 @@
 """Shares of the tickets by stake, and turns among the workers that ask for them.
 
-Shares are computed from the stakes of workers with recent heartbeats. A worker whose share is at
-least one ticket holds no more than its share; a fraction is rounded up or down by lot under each
-policy version. Workers with smaller shares have the sum of their shares in common, so splitting a
-stake among many workers gains no tickets.
+Shares are computed from the stakes of contenders: workers that hold tickets, or want some. A stake
+that only sends heartbeats soon takes no share from the others. A worker whose share is at least one
+ticket holds no more than its share; a fraction is rounded up or down by lot under each policy
+version. Workers with smaller shares have the sum of their shares in common, so splitting a stake
+among many workers gains no tickets.
 
 The unit cap limits a worker's units in flight to those that its stake covers. Units in flight can
 still turn out to be fraud: open leases at their maximum, uploaded or committed units, and units
@@ -12,11 +13,11 @@ worker lets many tickets lapse, these count too, as if it had filled them.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Set
 from dataclasses import dataclass
 from math import ceil
 
-from muster.chain import MemberView
+from muster.chain import MemberView, WorkerStatus
 from muster.orchestrator.db.query import Rows
 from muster.orchestrator.intake.batching import Batching
 from muster.orchestrator.ports import Constants
@@ -27,6 +28,61 @@ from muster.protocol.messages import COMMIT_GRACE_S
 from muster.protocol.recipe import SamplingRecipe
 
 _WHOLE = 1 << 64
+CONTENDS_S = 60.0
+"""Seconds for which a worker counts as wanting tickets after it asked, held one, or was heard for
+the first time."""
+
+
+class Contenders:
+    """The workers whose stakes share the tickets.
+
+    These hold tickets or want some. A worker that is heard for the first time counts too: it may be
+    slower to ask than others are to take all. One that was refused through its own fault, while it
+    held nothing, counts again when it may have a ticket.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """`clock` counts seconds."""
+        self._clock = clock
+        self._until: dict[Address, float] = {}
+        self._unfit: set[Address] = set()
+        self._holding: Set[Address] = frozenset()
+
+    def note(
+        self,
+        members: Mapping[Address, MemberView],
+        heard: Iterable[Address],
+        holding: Set[Address],
+    ) -> list[MemberView]:
+        """Return the contenders among the members. `heard` are those with recent heartbeats,
+        `holding` those with work that is not judged, or was refused lately.
+        """
+        now, self._holding = self._clock(), holding
+        for who in heard:
+            self._until.setdefault(who, now + CONTENDS_S)
+        for who in holding:
+            self._until[who] = now + CONTENDS_S
+        self._unfit = (self._unfit & members.keys()) - holding
+        self._until = {who: until for who, until in self._until.items() if who in members}
+        return [
+            members[who]
+            for who, until in self._until.items()
+            if until > now and who not in self._unfit
+            if members[who].status is WorkerStatus.ACTIVE
+        ]
+
+    def ask(self, worker: Address, *, is_fit: bool) -> None:
+        """Note that a worker asks. It is fit if it may have a ticket now; that is not known while
+        there is none.
+        """
+        if is_fit:
+            self._unfit.discard(worker)
+        self._until[worker] = self._clock() + CONTENDS_S
+
+    def withdraw(self, worker: Address) -> None:
+        """Note that a worker may have no ticket now, through its own fault."""
+        if worker not in self._holding:
+            self._unfit.add(worker)
 
 
 class Shares:
@@ -41,13 +97,16 @@ class Shares:
         self._of_small = 1
 
     def note(
-        self, heard: Iterable[MemberView], held: Mapping[Address, int], busy: Container[Address]
+        self,
+        contenders: Iterable[MemberView],
+        held: Mapping[Address, int],
+        busy: Container[Address],
     ) -> None:
-        """Update the inputs. `heard` are workers with recent heartbeats; `held` counts each
+        """Update the inputs. `contenders` include all workers that hold tickets; `held` counts each
         worker's tickets that are open, filled and in no batch, or refused within the last lease
         time; `busy` are workers with work in batches.
         """
-        self._stakes = {each.address: each.active_wei for each in heard}
+        self._stakes = {each.address: each.active_wei for each in contenders}
         self._total = sum(self._stakes.values())
         small = {who: stake for who, stake in self._stakes.items() if self._is_small(stake)}
         self._of_small = max(1, ceil(sum(small.values()) * self._tickets / max(1, self._total)))

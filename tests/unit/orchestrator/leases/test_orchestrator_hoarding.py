@@ -5,10 +5,12 @@ The run has 48 tickets out at once, as many as three steps of 16 submissions tak
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -26,7 +28,7 @@ from muster.orchestrator.leases.fitness import (
     allowance_of,
 )
 from muster.orchestrator.leases.leases import SignedTicket
-from muster.orchestrator.leases.shares import Shares
+from muster.orchestrator.leases.shares import CONTENDS_S, Shares
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import Address, to_address
@@ -41,9 +43,10 @@ ATTACKER = 0
 
 
 @asynccontextmanager
-async def crowd(folder: Path, *, small: int = 0) -> AsyncIterator[Bench]:
+async def crowd(folder: Path, *, small: int = 0, mute: bool = False) -> AsyncIterator[Bench]:
     """Six workers of equal stake, the attacker and five honest ones, and `small` workers with a
-    thousandth of the stake of these six; each has sent a heartbeat.
+    thousandth of the stake of these six; each has sent a heartbeat, without the small ones if
+    these are `mute`.
     """
     network = Network(training=TRAINING)
     for number in range(4, 7 + small):
@@ -53,7 +56,7 @@ async def crowd(folder: Path, *, small: int = 0) -> AsyncIterator[Bench]:
             address_of(os.urandom(32)), address_of(network.keys.nodes[-1]), number, stake=stake
         )
     async with open_bench(folder, network, lease_s=LEASE_S) as bench:
-        for number in range(6 + small):
+        for number in range(6 + small * (not mute)):
             await beat(bench, number)
         yield bench
 
@@ -87,6 +90,11 @@ async def lease(bench: Bench, number: int, *holding: Lease | NoWork) -> Lease | 
     bench.services.leases._holders_known_at = float("-inf")
     async with bench.node(number) as api:
         return await api.lease(RUN, [each.ticket for each in holding if isinstance(each, Lease)])
+
+
+async def holders(bench: Bench, asking: Iterable[int]) -> set[int]:
+    """Let workers ask one after the other; return those that got a ticket."""
+    return {number for number in asking if isinstance(await lease(bench, number), Lease)}
 
 
 async def serve(bench: Bench, number: int, rounds: int = 1) -> list[Submission]:
@@ -270,14 +278,91 @@ async def test_a_worker_that_delivers_holds_more_and_no_more_than_its_share(tmp_
             await serve(bench, number, rounds=4)
 
 
-async def test_many_identities_hold_no_more_than_their_stake(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mute", [False, True])
+async def test_many_identities_hold_no_more_than_their_stake(tmp_path: Path, mute: bool) -> None:
     gang = 60
-    async with crowd(tmp_path, small=gang) as bench:
-        held = [isinstance(await lease(bench, 6 + n), Lease) for n in range(gang)]
+    async with crowd(tmp_path, small=gang, mute=mute) as bench:
+        held = await holders(bench, 3 * [*range(6, 6 + gang)])
         # 60 thousandths of 48 tickets are three; each identity may hold one of them.
-        assert sum(held) == 3
+        assert len(held) == 3
         for number in range(6):
             await serve(bench, number, rounds=4)
+
+
+@asynccontextmanager
+async def beside_a_whale(folder: Path, **network: Any) -> AsyncIterator[Bench]:
+    """Five workers of equal stake, and one, the first, with nine times what these have together;
+    each has sent a heartbeat.
+    """
+    run = Network(training=TRAINING, **network)
+    run.deposit(run.worker(ATTACKER).address, 44 * 10**18)
+    for number in (3, 4, 5):
+        run.keys.nodes.append(os.urandom(32))
+        node = address_of(run.keys.nodes[-1])
+        run.join(address_of(os.urandom(32)), node, number + 1, stake=10**18)
+    async with open_bench(folder, run, lease_s=LEASE_S) as bench:
+        for number in range(6):
+            await beat(bench, number)
+        # The heartbeats are noted when somebody asks.
+        assert isinstance(await lease(bench, HONEST[0]), Lease)
+        yield bench
+
+
+def pass_time(bench: Bench, seconds: float) -> None:
+    """Move the clock by which a worker no longer wants tickets."""
+    bench.services.leases._contenders._clock = lambda: time.monotonic() + seconds
+
+
+async def held_by_honest(bench: Bench) -> int:
+    """Let each honest worker fill tickets as long as it gets them; return how many it was."""
+    count = 0
+    for number in 2 * HONEST:
+        while isinstance(await lease(bench, number), Lease):
+            await serve(bench, number)
+            count += 1
+    return count
+
+
+async def test_a_stake_that_only_sends_heartbeats_takes_no_share(tmp_path: Path) -> None:
+    async with beside_a_whale(tmp_path) as bench:
+        pass_time(bench, CONTENDS_S)
+        assert await held_by_honest(bench) == len(HONEST) * FIRST
+
+
+async def test_a_stake_that_was_just_heard_keeps_its_share(tmp_path: Path) -> None:
+    async with beside_a_whale(tmp_path) as bench:
+        assert await held_by_honest(bench) == len(HONEST)
+
+
+async def test_a_stake_that_holds_a_ticket_keeps_its_share(tmp_path: Path) -> None:
+    async with beside_a_whale(tmp_path) as bench:
+        pass_time(bench, CONTENDS_S)
+        assert isinstance(await lease(bench, ATTACKER), Lease)
+        pass_time(bench, 3 * CONTENDS_S)
+        assert await held_by_honest(bench) == len(HONEST)
+
+
+async def test_a_stake_whose_machine_is_unfit_takes_no_share(tmp_path: Path) -> None:
+    async with beside_a_whale(tmp_path) as bench:
+        hardware = bench.services.hardware
+        hardware._asks, hardware._asked = True, HardwareRecipe(min_memory_mb=1)
+        for number, megabytes in [(ATTACKER, 0), *((n, 1) for n in HONEST)]:
+            node = bench.network.worker(number).node
+            hardware._reports[node] = HardwareReport(RUN, node, 1, megabytes, 0, 0, 1)
+        answer = await lease(bench, ATTACKER)
+        assert answer == NoWork(retry_after_s=1.0, reason="hardware_short")
+        assert await held_by_honest(bench) == len(HONEST) * FIRST
+
+
+async def test_many_identities_hold_no_more_after_a_silence(tmp_path: Path) -> None:
+    gang = 60
+    async with crowd(tmp_path, small=gang) as bench:
+        held = await holders(bench, range(6, 6 + gang // 2))
+        bench.wall.time += bench.services.settings.dead_after_s
+        for number in range(6):
+            await beat(bench, number)
+        held |= await holders(bench, 3 * [*range(6, 6 + gang)])
+        assert len(held) == 3
 
 
 async def test_many_identities_get_rid_of_no_ticket_by_filling_it_with_nothing(
