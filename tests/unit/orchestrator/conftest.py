@@ -34,16 +34,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     opens = getattr(metafunc.module, "open_bench", None) is orchestrator_bench.open_bench
     is_exempt = metafunc.definition.get_closest_marker("sqlite_only") is not None
     if (opens or "bench" in metafunc.fixturenames) and not is_exempt:
-        metafunc.fixturenames.append("kind_of_database")
         metafunc.parametrize("kind_of_database", ["sqlite", "postgresql"], indirect=True)
 
 
-@pytest.fixture
-def kind_of_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "postgresql":
+@pytest.fixture(autouse=True)
+def kind_of_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
+    """Autouse: a fixture that `pytest_generate_tests` adds to a test is not set up."""
+    if getattr(request, "param", None) == "postgresql":
         server: PostgresServer = request.getfixturevalue("postgres")
         PLACES[tmp_path] = _EMPTIED.pop() if _EMPTIED else server.create(TEMPLATE)
-    yield request.param
+    yield
     place = PLACES.pop(tmp_path, None)
     if place is not None and _empty(place):
         _EMPTIED.append(place)

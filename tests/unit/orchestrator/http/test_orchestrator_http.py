@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from orchestrator_bench import Bench, open_bench, refused
+from orchestrator_bench import Bench, delete_database, open_bench, refused
 from orchestrator_fakes import FRAUD, RUN
 
 from muster.api import RunInfo
@@ -217,7 +217,7 @@ async def test_evaluations_come_from_whom_the_owner_trusts(tmp_path: Path) -> No
         assert await _evaluation_refused(bench, stranger) == (403, "not_an_evaluator")
         assert training.series("eval_reward") == [(0, 0.5)]
     # The signer is known even after a restart and a lost database.
-    (tmp_path / "orchestrator.sqlite3").unlink()
+    delete_database(tmp_path)
     async with open_bench(tmp_path, bench.network, start_s=1) as bench:
         await bench.services.training.load()
         assert bench.services.training.evaluators == {0: address_of(EVALUATOR)}
