@@ -177,7 +177,7 @@ async def follow(services: Services, reader: ReaderPort) -> NoReturn:
 async def follow_once(services: Services, reader: ReaderPort) -> None:
     """Apply the chain events since the last call."""
     poll = await reader.poll()
-    projection = services.projection
+    projection, was_named = services.projection, services.leases.is_named
     has_changed = apply_poll(projection.view, poll)
     projection.head = poll.head.number
     if poll.rewound_to is not None:
@@ -185,6 +185,11 @@ async def follow_once(services: Services, reader: ReaderPort) -> None:
         await services.batching.load()
     else:
         projection.apply(poll.events)
+    if was_named and not services.leases.is_named:
+        logger.warning(
+            "the run names another orchestrator: this one gives out no work any more",
+            extra={"hint": "start it again with the keystore of that account"},
+        )
     services.batching.sync(poll.head.number)
     if has_changed:
         services.wakes.chain_changed()

@@ -28,7 +28,7 @@ A request that arrives here is signed by the node of an Active worker, within it
 nonce. These rules are applied in this order (`lease`, `_decide`, `_fitness`). A worker that fails a
 rule is told the reason in quotes; if there is none, it has nothing to do now:
 
-     1. owner      the owner has not paused leases: "paused"
+     1. owner      the owner has not paused leases, or named another orchestrator: "paused"
      2. again      an open ticket that the node does not hold is given again
      3. run        the run is not paused on chain, and has a policy version
      4. activation the worker's activation delay is over
@@ -121,7 +121,7 @@ class NoTicket(StrEnum):
     UNFUNDED = "unfunded"
     """The run cannot pay for the uploaded work."""
     PAUSED = "paused"
-    """The run's owner has paused leases at this orchestrator."""
+    """The run's owner has paused leases at this orchestrator, or named another one."""
 
 
 OUR_FAULTS = frozenset({NoTicket.CHAIN_AWAY, NoTicket.UNFUNDED, NoTicket.PAUSED})
@@ -181,6 +181,12 @@ class Leases:
         self.are_paused = False
         """Whether the run's owner has paused leases; until this process ends."""
 
+    @property
+    def is_named(self) -> bool:
+        """Whether the run names this account as its orchestrator: tickets that another one signed
+        are worth nothing."""
+        return self.projection.run.config.orchestrator == self._address
+
     async def lease(
         self,
         worker: MemberView,
@@ -190,7 +196,7 @@ class Leases:
         """Return an open ticket of the worker that is not in `holding`, or the next one, or why it
         gets none. `version` is the policy that the node would use, if that is not too old.
         """
-        if self.are_paused:
+        if self.are_paused or not self.is_named:
             return NoTicket.PAUSED
         return await self._grouped.join(_LeaseRequest(worker, holding, version))
 

@@ -64,6 +64,28 @@ async def test_the_runs_next_account_signs_tickets_of_work_in_progress(tmp_path:
         assert await signers(bench) == {address_of(key)}
 
 
+async def rotate(bench: Bench, old: Address, new: Address) -> None:
+    """Let the run's owner name another orchestrator."""
+    ledger, named = bench.network.chain.ledger, {"old_orchestrator": old, "new_orchestrator": new}
+    ledger.events.append(ledger.emit("RunRegistry", "OrchestratorRotated", run_id=RUN, **named))
+    await bench.follow()
+
+
+async def test_no_ticket_is_given_while_the_run_names_another_orchestrator(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert await ticket(bench, 0)
+    named, other = bench.network.run.config.orchestrator, address_of(keccak(b"the next one"))
+    await rotate(bench, named, other)
+    # Node 0 does not get its open ticket again either.
+    for node in (0, 1):
+        assert await bench.ask(node) == NoWork(retry_after_s=1.0, reason="paused")
+    await rotate(bench, other, named)
+    assert await ticket(bench, 1)
+    warned = [each for each in caplog.records if "another orchestrator" in each.message]
+    assert len(warned) == 1
+
+
 @given(used=st.integers(0, 10**6), outstanding=st.integers(0, 10**6), per_step=st.integers(1, 1000))
 def test_next_step_holds_exactly_its_share_of_submissions(
     used: int, outstanding: int, per_step: int
