@@ -270,7 +270,7 @@ class WorkerLoop:
         self._over_since = self._over_since or now
         longest_s, is_done = OUTCOMES_S, not self.context.journal.unfinished()
         if self.silence is not None:
-            longest_s += self.silence.times.longest_s
+            longest_s += self.silence.longest_s
             is_done = is_done and self.silence.is_done()
         return is_done or now - self._over_since > longest_s
 
@@ -777,16 +777,18 @@ class WorkerLoop:
         require_good_standing(context.view, context.run_id, context.worker, self._node)
 
     async def _require_good_standing(self) -> None:
-        """Like `require_good_standing`, but only after its own bonds and cases are over."""
+        """Like `require_good_standing`, but only after its work is judged, and its own bonds and
+        cases are over. Work may go on then: an acquittal or more stake ends jail."""
         try:
             self.require_good_standing()
         except MusterError as error:
-            if self.silence is not None and not self.silence.is_done():
-                fields = {"error": str(error)}
-                logger.warning("no more work, staying for own bonds and cases", extra=fields)
-                self.state = "idle"
-                await self.silence.until_done()
-            raise
+            if self.silence is None or not await self.silence.is_needed():
+                raise
+            fields = {"error": str(error)}
+            logger.warning("no more work, staying for own work, bonds and cases", extra=fields)
+            self.state = "idle"
+            await self.silence.until_done()
+            self.require_good_standing()
 
     async def _heartbeat(self) -> None:
         context = self.context

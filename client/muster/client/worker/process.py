@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
-from muster.chain import Chain
+from muster.chain import Chain, ChainView
 from muster.client.chain_facts import read_times
 from muster.client.connections import EngineFactory, connect, load_engine, make_engine, with_context
 from muster.client.preflight import node_money, require_fit
@@ -19,6 +19,8 @@ from muster.client.worker.journal import SubmissionJournal
 from muster.client.worker.loop import WorkerLoop, require_good_standing
 from muster.client.worker.silence import SilenceDuty
 from muster.lifecycle import run_beside
+from muster.protocol.errors import ConfigError, MusterError
+from muster.protocol.ids import Address, RunId
 from muster.tasks import require_pinned
 from muster.wallet import Wallet
 
@@ -49,7 +51,7 @@ async def run_worker(
             await connected.read_until(
                 settings, lambda: view.member(run, settings.worker) is not None
             )
-            require_good_standing(view, run, settings.worker, node.address)
+            require_needed(journal, view, run, settings.worker, node.address)
             folder = settings.state_dir / TASK_SETS
             rules = await fetch_rules(connected.api, connected.run.config, folder)
             require_fit(rules.recipe, rules.calibration, settings)
@@ -90,6 +92,23 @@ async def run_worker(
             await run_beside(
                 loop.run(), silence.run(), connected.follow(settings, loop.on_change), *watching
             )
+
+
+def require_needed(
+    journal: SubmissionJournal, view: ChainView, run_id: RunId, worker: Address, node: Address
+) -> None:
+    """Raise MusterError when this node may not work for the worker in the run. One whose worker is
+    inactive may run as long as work of it waits for an outcome, to defend it.
+    """
+    try:
+        require_good_standing(view, run_id, worker, node)
+    except ConfigError:
+        raise
+    except MusterError as error:
+        if not any(each.ticket.run_id == run_id for each in journal.unfinished().values()):
+            raise
+        fields = {"error": str(error)}
+        logger.warning("no more work, starting for work that is not judged yet", extra=fields)
 
 
 def settings_of_engines(settings: WorkerSettings) -> list[WorkerSettings]:

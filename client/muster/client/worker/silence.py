@@ -306,10 +306,24 @@ class SilenceDuty:
         has_cases = any(self._is_mine(case) for case in view.cases.values())
         return not (waits or self.accused or self.claimed or self.bonds() or has_cases)
 
+    async def is_needed(self) -> bool:
+        """Return whether it has bonds, cases or claims left, or work that may still be judged."""
+        at, run_id = await self._time.now(), self.context.run_id
+        judged_in_s = COMMIT_GRACE_S + self.times.longest_s
+        return not self.is_done() or any(
+            signed.ticket.run_id == run_id and at < signed.ticket.deadline + judged_in_s
+            for signed in self.context.journal.unfinished().values()
+        )
+
+    @property
+    def longest_s(self) -> int:
+        """Seconds from a commitment until the last verdict of fraud about it can be disputed."""
+        return self.times.longest_s + self.times.challenge_window_s
+
     async def until_done(self) -> None:
-        """Wait until it has no bonds and no cases left, at most for the longest possible time."""
-        ends_at = self._clock() + self.times.longest_s
-        while not self.is_done() and self._clock() < ends_at:
+        """Wait until nobody needs it any more, at most for the longest possible time."""
+        ends_at = self._clock() + self.longest_s
+        while self._clock() < ends_at and await self.is_needed():
             await asyncio.sleep(self.context.poll_s)
 
     async def serve(self) -> None:

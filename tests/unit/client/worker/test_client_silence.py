@@ -7,6 +7,7 @@ import errno
 import logging
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -48,6 +49,7 @@ from muster.client.worker import loop
 from muster.client.worker.defence import HONEST
 from muster.client.worker.journal import SignedSubmission
 from muster.client.worker.loop import WorkerLoop
+from muster.client.worker.process import require_needed
 from muster.client.worker.silence import (
     KEEP_S,
     KEPT_S,
@@ -1568,6 +1570,78 @@ async def test_banned_worker_stays_until_its_bonds_are_back(desk: Silenced) -> N
     with pytest.raises(MusterError, match="banned"):
         await leaving
     assert desk.chain.names == ["return"]
+
+
+INACTIVE = [WorkerStatus.JAILED, WorkerStatus.EXITING, WorkerStatus.BANNED]
+
+
+@pytest.mark.parametrize("status", INACTIVE)
+async def test_worker_that_may_not_work_stays_until_its_work_is_judged(
+    desk: Silenced, status: WorkerStatus
+) -> None:
+    desk.sign()
+    desk.view.workers[WORKER] = make_account(status=status)
+    leaving = asyncio.ensure_future(desk.loop._round())
+    await asyncio.sleep(5 * desk.loop.context.poll_s)
+    assert not leaving.done()
+    await desk.loop.on_change([desk.post(5, make_record())])
+    await desk.loop.settle()
+    with pytest.raises(MusterError, match=str(status.value).lower()):
+        await leaving
+
+
+async def test_worker_that_may_not_work_does_not_wait_for_work_that_nobody_can_judge(
+    desk: Silenced,
+) -> None:
+    desk.sign()
+    desk.view.workers[WORKER] = make_account(status=WorkerStatus.EXITING)
+    desk.chain.time_s = TICKET.deadline + COMMIT_GRACE_S + TIMES.longest_s
+    with pytest.raises(MusterError, match="exiting"):
+        await desk.loop._round()
+
+
+async def test_node_that_signed_twice_stays_until_its_other_work_is_judged(desk: Silenced) -> None:
+    desk.sign()
+    desk.loop.context.held.fault = ConfigError("it signed two submissions")
+    leaving = asyncio.ensure_future(desk.loop._round())
+    await asyncio.sleep(5 * desk.loop.context.poll_s)
+    assert not leaving.done()
+    await desk.loop.on_change([desk.post(5, make_record())])
+    await desk.loop.settle()
+    with pytest.raises(ConfigError, match="signed two"):
+        await leaving
+
+
+async def test_worker_that_may_work_again_meanwhile_goes_on(desk: Silenced) -> None:
+    desk.sign()
+    desk.view.workers[WORKER] = make_account(status=WorkerStatus.BANNED)
+    going_on = asyncio.ensure_future(desk.loop._round())
+    await asyncio.sleep(5 * desk.loop.context.poll_s)
+    desk.view.workers[WORKER] = make_account()
+    await desk.loop.on_change([desk.post(5, make_record())])
+    await desk.loop.settle()
+    await going_on
+    assert desk.orchestrator.calls["lease"] == 1
+
+
+@pytest.mark.parametrize("status", INACTIVE)
+def test_inactive_worker_starts_only_for_work_without_an_outcome(
+    desk: Silenced, status: WorkerStatus
+) -> None:
+    desk.view.workers[WORKER] = make_account(status=status)
+    starts = partial(require_needed, desk.journal, desk.view, RUN, WORKER, NODE)
+    with pytest.raises(MusterError, match="may not work"):
+        starts()
+    signed = desk.sign()
+    starts()
+    desk.view.workers[WORKER] = make_account(status=status, node=JUROR)
+    desk.view.workers[WORKER].status = WorkerStatus.ACTIVE
+    with pytest.raises(ConfigError, match="is served by node"):
+        starts()
+    desk.view.workers[WORKER] = make_account(status=status)
+    desk.journal.finish(signed, "REJECTED")
+    with pytest.raises(MusterError, match="may not work"):
+        starts()
 
 
 async def test_claim_that_somebody_made_is_not_made_again(desk: Silenced) -> None:
