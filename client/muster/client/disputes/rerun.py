@@ -4,10 +4,11 @@ Uses the same pure checks as a validator, with the facts of the block that commi
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from muster.api import BatchEntry
 from muster.chain import BatchView
@@ -43,6 +44,9 @@ SILENCE_S = 600.0
 """Seconds after which a silent engine with a stranger's policy is started again: a CPU may take
 minutes for the samples between two signs of life.
 """
+
+InThread = Callable[..., Awaitable[Any]]
+"""Returns the result of a function, which it calls with the other arguments in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,19 +134,21 @@ async def recompute(
     seats: Sequence[Address] = (),
     *,
     folder: Path | None = None,
+    run: InThread = asyncio.to_thread,
 ) -> Rerun:
     """Return the outcome of a claim. The ticket's policy must be loaded, or its verified files lie
     in `folder`; if its weights are not finite, its work is rejected, as validators do. Raises
     EngineError when this machine has too little memory, or the policy does not load.
 
-    The result also holds the fingerprints that the validators in `seats` must have shown.
+    The result also holds the fingerprints that the validators in `seats` must have shown. `run`
+    examines in a thread, which an answer may hang.
     """
     if folder is not None:
         try:
             await hold(engine, folder, claim.submission.policy_version)
         except PolicyBroken as fault:
             return await recompute_broken(claim, data, rules, decoder, folder, fault)
-    rows, judgement = await _judge(claim, data, rules, engine, decoder, seats)
+    rows, judgement = await _judge(claim, data, rules, engine, decoder, seats, run)
     return _as_rerun(claim, rules, judgement, rows)
 
 
@@ -202,13 +208,14 @@ async def _judge(
     engine: InferenceEngine,
     decoder: FileDecoder,
     seats: Sequence[Address],
+    run: InThread,
 ) -> tuple[list[Rollout] | None, Judgement]:
     """Return the file's rows, None if it was not read, and the judgement."""
     rows = await _read(claim, data, rules, decoder, lambda: engine.set_aside)
     if isinstance(rows, Judgement):
         return None, rows
     with own_trouble():
-        judged = await asyncio.to_thread(examine_surely, claim, rows, rules, engine, seats)
+        judged = await run(examine_surely, claim, rows, rules, engine, seats)
     return rows, judged
 
 

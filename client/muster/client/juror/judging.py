@@ -8,10 +8,12 @@ import asyncio
 import logging
 import math
 import os
-from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from threading import Event
@@ -81,6 +83,7 @@ _Version = tuple[RunId, PolicyVersion, Hash32]
 class _CaseAt:
     """The work of a case, and its sources."""
 
+    case_id: Hash32
     run: RunView
     batch: BatchView
     position: int
@@ -121,6 +124,8 @@ class CaseJudge:
     _rules: dict[RunId, Rules] = field(default_factory=dict)
     _by_verifiers: dict[Hash32, int] = field(default_factory=dict)
     """Cases whose rulings verifiers decide, with the number of claims looked at."""
+    _graded: set[Hash32] = field(default_factory=set)
+    """Cases whose answers a thread grades, perhaps one that was given up."""
     _loaded: _Version | None = None
     _policies: FinitePolicies = field(default_factory=FinitePolicies)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -137,6 +142,11 @@ class CaseJudge:
         ruling and the run's is not here: another would find wrong rewards in honest work, or accept
         wrong ones. Other rulings need none of the run: an owner could pin one that no juror has.
         """
+        if case.case_id in self._graded:
+            raise EngineError(
+                "a verifier has not ended since the last try",
+                hint="the case is tried again once it has ended; until then it would hang again",
+            )
         run, batch = self.view.runs[case.run_id], self.view.batches[case.batch_id]
         await self._tidy(case.run_id)
         # The first source of each claim, then the second: no claimant's are crowded out.
@@ -156,7 +166,7 @@ class CaseJudge:
             if self._by_verifiers.get(case.case_id) == claims:
                 # Recomputed already: another try must not keep the engine from other cases.
                 await asyncio.to_thread(require_verifiers, rules)
-            case_at = _CaseAt(run, batch, case.position, rules, sources)
+            case_at = _CaseAt(case.case_id, run, batch, case.position, rules, sources)
             recorded = batch.records[case.position].reason if batch.records else None
             if recorded is Reason.BATCH_MISDECLARED:
                 found = await self._among_all(case_at)
@@ -229,13 +239,31 @@ class CaseJudge:
         try:
             async with self._policy(at.run, version, at.sources):
                 return await self._attended(
-                    recompute(claim, data, at.rules, self.engine, self.decoder)
+                    recompute(
+                        claim,
+                        data,
+                        at.rules,
+                        self.engine,
+                        self.decoder,
+                        run=partial(self._examine, at.case_id),
+                    )
                 )
         except PolicyBroken as fault:
             wanted = _wanted(at.run, version)
             assert wanted is not None  # it was looked at
             folder = await self._fetch(wanted, at.sources)
             return await recompute_broken(claim, data, at.rules, self.decoder, folder, fault)
+
+    async def _examine(self, case_id: Hash32, function: Callable[..., T], *args: Any) -> T:
+        """Return the result of a function that grades answers of a case. It runs in a thread of its
+        own, which a verifier that hangs takes from no others.
+        """
+        thread = ThreadPoolExecutor(1, thread_name_prefix="grading")
+        running = thread.submit(copy_context().run, function, *args)
+        thread.shutdown(wait=False)
+        self._graded.add(case_id)
+        running.add_done_callback(lambda _: self._graded.discard(case_id))
+        return await asyncio.wrap_future(running)
 
     async def _among_all(self, at: _CaseAt) -> Rerun:
         """Return the outcome for a batch that was refused as a whole."""

@@ -6,6 +6,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,7 +41,7 @@ from worlds.judge_world import build_judge
 from worlds.validator_bench import PlainDecoder
 
 from muster.api import BatchEntry
-from muster.chain import ClaimView, LeasedWork
+from muster.chain import CaseView, ClaimView, LeasedWork
 from muster.client.chain_facts import OutcomePlace
 from muster.client.connections import make_engine
 from muster.client.juror import judging
@@ -467,6 +468,11 @@ async def test_earlier_work_counts_unless_its_policy_is_broken(
     assert counted == [1 if number != 1.0 else 2]
 
 
+def another(case: CaseView, number: int) -> CaseView:
+    """Return a case about the same work."""
+    return replace(case, case_id=keccak(b"case %d" % number))
+
+
 def hostile_copy(folder: Path, target: Path) -> Path:
     """Return a policy whose tokenizer takes cubic time for one long word."""
     shutil.copytree(folder, target)
@@ -519,7 +525,7 @@ async def test_verifier_that_hangs_delays_no_vote_and_no_other_case(
     hangs, ends, graded = asyncio.Event(), threading.Event(), []
 
     def grade(problem: Problem, completion: str) -> Grade:
-        graded.append(threading.get_ident())
+        graded.append(threading.current_thread())
         if len(graded) == 1:
             loop.call_soon_threadsafe(hangs.set)
             ends.wait()
@@ -535,16 +541,58 @@ async def test_verifier_that_hangs_delays_no_vote_and_no_other_case(
     judge.turn_s = TURN_S if is_given_up else 0.0
     hanging = asyncio.create_task(judge.judge(shown.case))
     await hangs.wait()
-    other = asyncio.create_task(judge.judge(shown.case))
+    other = asyncio.create_task(judge.judge(another(shown.case, 1)))
     if is_given_up:
         hanging.cancel()
     with pytest.raises(asyncio.CancelledError if is_given_up else EngineError):
         await hanging
     assert (await other)[0] == ACCEPTED
     ends.set()
-    await loop.shutdown_default_executor()
+    await asyncio.to_thread(graded[0].join)
     # The thread that hung graded no other answer.
     assert graded.count(graded[0]) == 1
+
+
+async def test_verifiers_that_hang_leave_threads_to_others(
+    world: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    """One thread a case: it is not graded again while its verifier hangs, but afterwards."""
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(2))
+    serve_weights(monkeypatch, tmp_path / "policy", 1.0)
+    shown = world(ROWS, REJECTED)
+    judge, case = shown.judge(), shown.case
+    hangs, ends, hung = asyncio.Event(), threading.Event(), []
+    request.addfinalizer(ends.set)
+
+    def grade(problem: Problem, completion: str) -> Grade:
+        if len(hung) < 4:
+            hung.append(threading.current_thread())
+            loop.call_soon_threadsafe(hangs.set)
+            ends.wait()
+        return exact_match.grade_exact_match(problem, completion)
+
+    grader = replace(exact_match.VERIFIER, grade=grade)
+    monkeypatch.setattr(registry, "installed_verifiers", lambda: {"exact_match": grader})
+    monkeypatch.setattr(judging, "STOP_S", 0.0)
+    monkeypatch.setattr(judging, "LOOK_S", 0.01)
+    async with asyncio.timeout(60):
+        for n in range(4):
+            hanging = asyncio.create_task(judge.judge(another(case, n)))
+            await hangs.wait()
+            hangs.clear()
+            hanging.cancel()
+            await asyncio.wait([hanging])
+        assert (await judge.judge(another(case, 4)))[0] == ACCEPTED
+    with pytest.raises(EngineError, match="has not ended since the last try"):
+        await judge.judge(another(case, 3))
+    ends.set()
+    for thread in hung:
+        await asyncio.to_thread(thread.join)
+    assert (await judge.judge(another(case, 3)))[0] == ACCEPTED
 
 
 async def test_policy_that_is_still_loaded_after_a_stop_replaces_no_other(
