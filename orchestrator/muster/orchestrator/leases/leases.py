@@ -69,7 +69,7 @@ from muster.orchestrator.leases.fitness import (
     allowance_of,
     end_of,
 )
-from muster.orchestrator.leases.life import HEARD, Lives, WorkerState
+from muster.orchestrator.leases.life import HEARD, MAY_WORK, Lives, WorkerState
 from muster.orchestrator.leases.shares import Contenders, Shares, Turns, UnitCap
 from muster.orchestrator.projection import Judged, Projection
 from muster.protocol.eip712 import Domain, address_of, digest, sign, signer_of
@@ -383,8 +383,13 @@ class Leases:
         refused = self.projection.refused_after(now - self.lease_s, besides=OTHERS_FAULTS)
         waits = {Address(worker): int(count) for worker, count in waiting}
         holding, busy = Counter(held) + Counter(waits) + refused, self.unit_cap.busy
-        contenders = self._contenders.note(members, heard, holding.keys() | busy)
-        self._shares.note(contenders, holding, busy)
+        contenders = [
+            each
+            for each in self._contenders.note(members, heard, holding.keys() | busy)
+            if states[each.address] in MAY_WORK
+        ]
+        silent = [members[who] for who, state in states.items() if state is WorkerState.DEAD]
+        self._shares.note(contenders, holding, busy, silent)
 
     def _oldest_version(self) -> int:
         checkpoint = self.projection.checkpoint

@@ -56,6 +56,8 @@ class WorkerState(StrEnum):
 
 HEARD = frozenset({WorkerState.ACTIVE, WorkerState.UNHEALTHY})
 """States of workers that may work and sent a heartbeat recently."""
+MAY_WORK = HEARD | {WorkerState.DISCOVERED}
+"""States of workers that may work and did not fall silent."""
 
 
 _BY_STATUS = {

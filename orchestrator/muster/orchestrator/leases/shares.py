@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 from dataclasses import dataclass
 from math import ceil
 
-from muster.chain import MemberView, WorkerStatus
+from muster.chain import MemberView
 from muster.orchestrator.db.query import Rows
 from muster.orchestrator.intake.batching import Batching
 from muster.orchestrator.ports import Constants
@@ -68,7 +68,6 @@ class Contenders:
             members[who]
             for who, until in self._until.items()
             if until > now and who not in self._unfit
-            if members[who].status is WorkerStatus.ACTIVE
         ]
 
     def ask(self, worker: Address, *, is_fit: bool) -> None:
@@ -101,17 +100,21 @@ class Shares:
         contenders: Iterable[MemberView],
         held: Mapping[Address, int],
         busy: Container[Address],
+        dead: Iterable[MemberView] = (),
     ) -> None:
-        """Update the inputs. `contenders` include all workers that hold tickets; `held` counts each
-        worker's tickets that are open, filled and in no batch, or refused within the last lease
-        time; `busy` are workers with work in batches.
+        """Update the inputs. `contenders` and the `dead` include all workers that hold tickets;
+        `held` counts each worker's tickets that are open, filled and in no batch, or refused within
+        the last lease time; `busy` are workers with work in batches.
         """
         self._stakes = {each.address: each.active_wei for each in contenders}
         self._total = sum(self._stakes.values())
         small = {who: stake for who, stake in self._stakes.items() if self._is_small(stake)}
         self._of_small = max(1, ceil(sum(small.values()) * self._tickets / max(1, self._total)))
-        holding = Counter({who: count for who, count in held.items() if who in small})
-        self._held_by_small = holding.total() + sum(who in busy for who in small)
+        counted = set(small)
+        if len(small) < len(self._stakes):
+            # A gang that falls silent must not get its tickets again beside larger workers.
+            counted.update(each.address for each in dead if self._is_small(each.active_wei))
+        self._held_by_small = sum(held.get(who, 0) + (who in busy) for who in counted)
 
     def served(self, worker: MemberView) -> None:
         """Note that a worker got a ticket."""

@@ -468,3 +468,15 @@ def test_small_stakes_hold_together_what_they_come_to(gang: int) -> None:
     assert shares.free_for_small(TICKETS) == max(0, most - 2)
     shares.served(small[0])  # type: ignore[arg-type]
     assert shares.free_for_small(TICKETS) == max(0, most - 3)
+
+
+def test_tickets_of_small_stakes_that_fell_silent_count_only_beside_larger_ones() -> None:
+    shares = Shares(TICKETS)
+    small = [Staked(who, 1) for who in WHO[:60]]
+    silent, held = small[:2], {each.address: 1 for each in small[:2]}
+    whale = Staked(WHO[99], 940)
+    shares.note([whale, *small[2:]], held, (), silent)  # type: ignore[list-item]
+    assert shares.free_for_small(TICKETS) == 1
+    # Where all are small, others get as many tickets as the silent ones hold.
+    shares.note(small[2:], held, (), silent)  # type: ignore[arg-type]
+    assert shares.free_for_small(TICKETS) == TICKETS
