@@ -112,6 +112,7 @@ class Services:
         )
         await fill_database(self.database, self.files, self.projection)
         await self.leases.close_void()
+        await self.leases.close_missed(int(self.clock()))
         for loading in (self.batching, self.nonces, self.heartbeats, self.hardware, self.training):
             await loading.load()
         await self.leases.vouch()

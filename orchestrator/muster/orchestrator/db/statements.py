@@ -31,8 +31,10 @@ from muster.orchestrator.db.tables import (
     IS_WAITING,
     batches,
     hardware,
+    heartbeats,
     identity,
     leases,
+    nonces,
     outcomes,
     submissions,
 )
@@ -75,6 +77,8 @@ _OF_SLOT, _LEASE_OF_SLOT = (
 )
 _IS_DUE_LATER = leases.c.deadline >= bindparam("now")
 _IS_FRESH = leases.c.policy_version >= bindparam("oldest")
+_NEVER: ColumnElement[int] = literal_column(str(-(1 << 31)))
+"""Policy version of closed leases: no step trains on work for them."""
 
 by_file = Query(_SUBMISSION.where(_OF_FILE))
 """The submission with a `file_hash`. This statement and the next ones return SubmissionRows."""
@@ -175,11 +179,11 @@ last_tickets = Query(
             & (submissions.c.index == leases.c.index),
         )
     )
-    .where(leases.c.worker == bindparam("worker"))
+    .where(leases.c.worker == bindparam("worker"), leases.c.policy_version != _NEVER)
     .order_by(leases.c.deadline.desc(), leases.c.id.desc())
     .limit(bindparam("limit"))
 )
-"""A `worker`'s last tickets, newest first: slot, deadline, upload time and file."""
+"""A `worker`'s last tickets, newest first: slot, deadline, upload time and file; no closed ones."""
 slots = Query(
     select(leases.c.step, leases.c.index)
     .where(leases.c.worker == bindparam("worker"), leases.c.step >= bindparam("since"))
@@ -252,7 +256,28 @@ _slot_of_file = Query(
 )
 _ticket = Query(select(leases.c.ticket, leases.c.signature).where(*_LEASE_OF_SLOT))
 _fill = Query(update(leases).where(*_LEASE_OF_SLOT).values(is_filled=true()))
-_close = Query(update(leases).where(*_LEASE_OF_SLOT).values(policy_version=bindparam("never")))
+_close = Query(update(leases).where(*_LEASE_OF_SLOT).values(policy_version=_NEVER))
+close_missed = Query(
+    update(leases)
+    .where(
+        IS_UNFILLED, leases.c.deadline > bindparam("since"), leases.c.deadline < bindparam("now")
+    )
+    .values(policy_version=_NEVER)
+    .returning(leases.c.id)
+)
+"""Close the leases without a submission that fell due after `since` and before `now`; returns their
+numbers.
+"""
+last_requests = Query(
+    select(
+        *(
+            select(func.coalesce(func.max(column), literal_column("0"))).scalar_subquery()
+            for column in (nonces.c.seen_at, heartbeats.c.seen_at)
+        )
+    )
+)
+"""Wall clock of the last signed request, while it is stored, and of the last heartbeat; 0 for none.
+"""
 _SUBMITTED = [
     *("file_hash", "worker", "step", "index", "units", "leaf", "submission", "signature"),
     *("ticket", "ticket_signature", "received_at", "size_bytes"),
@@ -274,9 +299,8 @@ def new_lease(node: Address, ticket: Ticket, text: str, signature: bytes) -> Sta
 
 
 def close_lease(ticket: Ticket) -> Statement:
-    """Let no step train on a ticket: it uses no capacity, and is not given out again."""
-    slot = {"worker": ticket.worker, "step": ticket.step, "index": ticket.index}
-    return _close(**slot, never=-(1 << 31))
+    """Let no step train on a ticket: it uses no capacity, is not given out again, is no lapse."""
+    return _close(worker=ticket.worker, step=ticket.step, index=ticket.index)
 
 
 def claim_in_slot(claim: Submission) -> Statement:

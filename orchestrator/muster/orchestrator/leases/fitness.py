@@ -2,9 +2,10 @@
 
 A ticket is held from its lease until its work is judged, or its time is over. The allowance is a
 congestion window (Jacobson 1988): accepted work widens it; a ticket that lapsed, or whose work was
-refused, halves it. A window below one is a share of time: a waiting time after the last fault.
-Refused work frees its place no sooner than a lapse would, so an empty upload is no faster way to
-get rid of a ticket.
+refused, halves it. Lapses of tickets that were open together have one cause, and halve it once. A
+ticket that this orchestrator closed, after an outage or a reorganisation, does not count. A window
+below one is a share of time: a waiting time after the last fault. Refused work frees its place no
+sooner than a lapse would, so an empty upload is no faster way to get rid of a ticket.
 
 Several open tickets at a time, for a machine with several engines or one that leases ahead, must be
 earned: one, and one more for each ticket that was accepted since the last fault and uploaded with a
@@ -137,13 +138,17 @@ def allowance_of(
 
     Work whose outcome is overdue no longer counts as held, so silent validators stop nobody.
     """
-    window, held, lost_at, side_by_side = FIRST, 0, 0, 1
+    window, held, lost_at, side_by_side, lapsed_at = FIRST, 0, 0, 1, 0
     for ticket, end in tickets:
         if end is TicketEnd.ACCEPTED:
             window = min(MOST, window + 1 if window >= 1 else 2 * window)
             side_by_side += ticket.was_early(lease_s)
         elif end is TicketEnd.LOST:
-            window, lost_at, side_by_side = max(LEAST, window / 2), ticket.deadline, 1
+            lost_at, side_by_side = ticket.deadline, 1
+            is_lapse = ticket.received_at is None
+            if not is_lapse or ticket.deadline - lease_s >= lapsed_at:
+                window = max(LEAST, window / 2)
+                lapsed_at = ticket.deadline if is_lapse else lapsed_at
         is_due = (ticket.received_at or 0) + outcome_deadline_s < now
         held += (
             end is TicketEnd.OPEN

@@ -215,6 +215,21 @@ class Leases:
         async with self.database.transaction() as asked:
             await asked.ask(*map(statements.close_lease, void))
 
+    async def close_missed(self, wall_time: int) -> None:
+        """Close the unfilled leases that fell due while no orchestrator served this database: since
+        its last request, which the same clock as `wall_time` dates. Their work could not be
+        uploaded in time, so they are no lapses.
+        """
+        [[last]] = await self.database.search(statements.last_requests())
+        now, silence_s = self.now(), max(0, wall_time - max(last))
+        async with self.database.transaction() as asked:
+            [closed] = await asked.ask(statements.close_missed(since=now - silence_s, now=now))
+        if closed:
+            logger.warning(
+                "leases fell due while no orchestrator ran",
+                extra={"count": len(closed), "silence_s": silence_s},
+            )
+
     async def vouch(self) -> None:
         """Sign tickets that are not on chain and that another account signed, which was the run's
         orchestrator before: the account that commits work must have signed its ticket.

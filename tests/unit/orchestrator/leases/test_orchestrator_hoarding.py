@@ -31,7 +31,7 @@ from muster.orchestrator.leases.leases import SignedTicket
 from muster.orchestrator.leases.shares import CONTENDS_S, Shares
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
-from muster.protocol.ids import Address, to_address
+from muster.protocol.ids import Address, PolicyVersion, to_address
 from muster.protocol.messages import HardwareReport, Reason, Submission, Verdict
 from muster.protocol.recipe import HardwareRecipe, TrainingRecipe
 
@@ -216,6 +216,55 @@ async def test_allowance_is_the_same_after_a_restart(tmp_path: Path) -> None:
         await rotation(bench)()
         assert await lease(bench, 0) == NoWork(retry_after_s=1.0, reason="share")
         assert isinstance(await lease(bench, 1), Lease)
+
+
+async def hold_eight(bench: Bench, number: int) -> list[Lease | NoWork]:
+    """Let a worker of a sixth of the stake hold its share open."""
+    held: list[Lease | NoWork] = []
+    for _ in range(TICKETS // 6):
+        held.append(await lease(bench, number, *held))
+    return held
+
+
+async def deliver(bench: Bench, number: int) -> None:
+    """Earn the largest window, and eight tickets side by side."""
+    for _ in range(6):
+        await judge(bench, await serve(bench, number, rounds=2), Verdict.ACCEPTED, Reason.NONE)
+
+
+def are_tickets(held: list[Lease | NoWork]) -> bool:
+    return all(isinstance(each, Lease) for each in held)
+
+
+async def test_leases_that_a_reorganisation_made_void_are_replaced_at_once(tmp_path: Path) -> None:
+    async with crowd(tmp_path) as bench:
+        await deliver(bench, 1)
+        void, network = await hold_eight(bench, 1), bench.network
+        published = network.run.checkpoints[PolicyVersion(0)]
+        network.run.checkpoints[PolicyVersion(0)] = replace(published, beacon=keccak(b"another"))
+        network.chain.rewind_next = network.chain.emit.block
+        await bench.follow()
+        assert are_tickets(void)
+        assert are_tickets(await hold_eight(bench, 1))
+        # Nor do they count as lapses when they are due: half of the window is left.
+        bench.set_chain_time(network.chain.time + LEASE_S + 1)
+        assert isinstance(await lease(bench, 1), Lease)
+
+
+@pytest.mark.parametrize("silence_s", [LEASE_S + 1, 0])
+async def test_leases_that_fell_due_during_an_outage_are_no_lapses(
+    tmp_path: Path, silence_s: int
+) -> None:
+    async with crowd(tmp_path) as bench:
+        await deliver(bench, 1)
+        missed, network = await hold_eight(bench, 1), bench.network
+        assert are_tickets(missed)
+    network.chain.time += LEASE_S + 1
+    async with open_bench(tmp_path, network, lease_s=LEASE_S, start_s=silence_s) as bench:
+        again = await hold_eight(bench, 1)
+        # Without a silence they are: it is back to one open ticket, and gets that at once.
+        assert isinstance(again[0], Lease)
+        assert are_tickets(again) == (silence_s > 0)
 
 
 async def test_rejected_work_that_names_a_file_costs_only_its_signer(tmp_path: Path) -> None:
@@ -429,6 +478,25 @@ def test_a_fault_halves_and_a_success_doubles_what_is_below_one() -> None:
     assert window(*[TicketEnd.LOST] * 4) == FIRST / 16
     assert window(*[TicketEnd.LOST] * 4, TicketEnd.ACCEPTED) == FIRST / 8
     assert window(TicketEnd.EXCUSED, TicketEnd.WAITING, TicketEnd.OPEN) == FIRST
+
+
+def test_lapses_of_tickets_that_were_open_together_halve_it_once() -> None:
+    earned = [TicketEnd.ACCEPTED] * 12
+    ends = [*earned, *[TicketEnd.LOST] * 8]
+
+    def after(*deadlines: int, received_at: int | None = None) -> float:
+        lost = [Past(1, n, due, received_at, None, None) for n, due in enumerate(deadlines)]
+        past = [each for each, _ in tickets(*earned)] + lost
+        rows = list(zip(past, ends, strict=False))
+        return allowance_of(rows, 10**6, lease_s=100, outcome_deadline_s=10).window
+
+    assert after(*range(2000, 2008)) == MOST / 2
+    assert after(2000, 2099) == MOST / 2
+    assert after(2000, 2100) == MOST / 4
+    # One that leases anew before each is due gains no more than one lease's time.
+    assert after(2000, 2060, 2120, 2180, 2240) == MOST / 8
+    # Refused work halves it each time.
+    assert after(2000, 2001, received_at=1990) == MOST / 4
 
 
 def test_below_one_it_is_a_share_of_time() -> None:
