@@ -224,12 +224,12 @@ units_in_batch = Query(
 )
 """The units of every worker in the batch with a `root`."""
 first_waiting = Query(
-    select(submissions.c.submission, submissions.c.ticket)
+    select(submissions.c.submission)
     .where(IS_WAITING)
     .order_by(submissions.c.sequence)
     .limit(bindparam("limit"))
 )
-"""The submissions that have waited longest for a batch, and their tickets, as JSON text."""
+"""The submissions that have waited longest for a batch, as JSON text."""
 
 _BATCH = select(batches.c.root, batches.c.count, batches.c.units)
 all_batches = Query(_BATCH)

@@ -26,7 +26,7 @@ from muster.orchestrator.projection import Projection
 from muster.protocol.encoding import hex0x
 from muster.protocol.ids import Hash32
 from muster.protocol.merkle import batch_proof, batch_root
-from muster.protocol.messages import COMMIT_GRACE_S, Submission, Ticket
+from muster.protocol.messages import Submission, Ticket
 
 logger = logging.getLogger(__name__)
 
@@ -238,14 +238,13 @@ class Batching:
                 del self._uncommitted[root]
 
     async def _compose(self) -> Composition | None:
-        waiting = await self._waiting()
-        direct = [work for work, _ in waiting if self.projection.batch_with_root(work.leaf())]
+        submissions = await self._waiting()
+        direct = [s for s in submissions if self.projection.batch_with_root(s.leaf())]
         if direct:
             # Workers may commit such work directly; the root of a batch of one is its leaf.
             for submission in direct:
                 await self._keep(submission.leaf(), [submission])
-            waiting = await self._waiting()
-        submissions = self._first_to_commit(waiting)
+            submissions = await self._waiting()
         if not submissions:
             return None
         root = batch_root([s.leaf() for s in submissions])
@@ -254,20 +253,10 @@ class Batching:
         self._uncommitted[root] = composition
         return composition
 
-    async def _waiting(self) -> list[tuple[Submission, Ticket]]:
+    async def _waiting(self) -> list[Submission]:
         [rows] = await self.database.ask(statements.first_waiting(limit=self.batch_limit))
-        return [
-            (Submission.from_json(json.loads(claim)), Ticket.from_json(json.loads(ticket)))
-            for claim, ticket in rows
-        ]
-
-    def _first_to_commit(self, waiting: Sequence[tuple[Submission, Ticket]]) -> list[Submission]:
-        """Return the next batch. Work that would come too late after its ticket's deadline, which
-        can only be rejected, takes no place from other work."""
-        last_due = self.now() - COMMIT_GRACE_S
-        timely = [work for work, ticket in waiting if ticket.deadline > last_due]
-        submissions = timely or [work for work, _ in waiting]
-        return submissions[: self._checkable(submissions)]
+        found = [Submission.from_json(json.loads(claim)) for (claim,) in rows]
+        return found[: self._checkable(found)]
 
     def _checkable(self, submissions: Sequence[Submission]) -> int:
         """Return how many of the first submissions validators can check in `CHECKED_BY` of the

@@ -12,7 +12,7 @@ from muster.orchestrator.loop import commit_once
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ApiError, ChainUnreachable, ContractRevert, TransactionLost
 from muster.protocol.merkle import batch_root
-from muster.protocol.messages import COMMIT_GRACE_S, Verdict
+from muster.protocol.messages import Verdict
 from muster.protocol.recipe import TrainingRecipe
 
 WIDE = TrainingRecipe(submissions_per_step=100)
@@ -56,20 +56,6 @@ async def test_a_batch_is_what_validators_check_in_half_the_deadline_at_the_spee
         while await bench.commit():
             pass
         assert [count for _, count, _ in bench.network.chain.ledger.committed[1:]] == counts
-
-
-@pytest.mark.parametrize(("left_s", "batches"), [(1, [[0, 1, 2]]), (0, [[2], [0, 1]])])
-async def test_work_that_can_only_be_late_lets_other_work_go_first(
-    tmp_path: Path, left_s: int, batches: list[list[int]]
-) -> None:
-    async with open_bench(tmp_path, Network(training=WIDE), lease_s=60) as bench:
-        works = [await bench.upload(number, b"file %d" % number) for number in (0, 1)]
-        bench.set_chain_time(bench.network.chain.time + 60 + COMMIT_GRACE_S - left_s)
-        works.append(await bench.upload(2, b"file 2"))
-        while await bench.commit():
-            pass
-        roots = [batch_root([works[number].leaf() for number in each]) for each in batches]
-        assert [root for root, _, _ in bench.network.chain.ledger.committed] == roots
 
 
 @pytest.mark.parametrize(
