@@ -187,7 +187,18 @@ def _differs_in_bfloat16(
     return cascade(query, key, value, layout, factor * scale)
 
 
-@pytest.mark.parametrize("kernel", [_fails_in_bfloat16, _differs_in_bfloat16])
+def _has_no_gradient_in_bfloat16(
+    query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float
+) -> Tensor:
+    output = cascade(query, key, value, layout, scale)
+    if output.requires_grad and query.dtype == torch.bfloat16:
+        output.register_hook(lambda gradient: gradient * float("nan"))
+    return output
+
+
+@pytest.mark.parametrize(
+    "kernel", [_fails_in_bfloat16, _differs_in_bfloat16, _has_no_gradient_in_bfloat16]
+)
 def test_rows_take_masks_where_the_kernel_fails_in_the_compute_type(
     kernel: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
