@@ -172,6 +172,10 @@ def test_policy_versions_of_work_without_a_final_outcome_are_open(tmp_path: Path
         ]
         journal.finish(made[1], "ACCEPTED")
         assert journal.open_versions(tickets[0].run_id) == {0, 2}
+        journal.accuse(made[1], keccak(b"a case"))
+        assert journal.open_versions(tickets[0].run_id) == {0, 1, 2}
+        journal.answer(made[1], keccak(b"a case"))
+        assert journal.open_versions(tickets[0].run_id) == {0, 2}
         assert journal.open_versions(RunId(tickets[0].run_id + 1)) == set()
 
 
@@ -337,21 +341,86 @@ def test_kept_files_are_bounded_and_the_oldest_go_first(
     }
 
 
-def test_kept_files_of_unfinished_work_are_not_among_those_that_are_deleted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("noted", [None, "ACCEPTED", "REJECTED"])
+def test_kept_files_of_accused_work_are_not_among_those_that_are_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noted: str | None
 ) -> None:
     monkeypatch.setattr("muster.client.worker.journal.KEPT_REFUSED", 1)
+    case_id = keccak(b"a case")
     with SubmissionJournal(tmp_path) as journal:
         made = []
         for index in range(4):
             ticket, data = make_ticket(index=index), b"file %d" % index
             made.append(journal.record(ticket, SIGNED, claimed(ticket, data), data))
         accused, *others = made
-        journal.set_aside(accused)
+        if noted:
+            journal.finish(accused, noted)
+        journal.accuse(accused, case_id)
         for each in others:
             journal.finish(each, "REJECTED")
         assert journal.data(accused) == b"file 0"
         assert [journal.data(each) is None for each in others] == [True, True, False]
+        journal.answer(accused, case_id)
+        ticket = make_ticket(index=5)
+        later = journal.record(ticket, SIGNED, claimed(ticket, b"later"), b"later")
+        journal.finish(later, "REJECTED")
+        assert [journal.data(each) for each in (accused, later)] == [None, b"later"]
+
+
+def test_kept_files_of_unfinished_work_stay_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muster.client.worker.journal.KEPT_REFUSED", 1)
+    with SubmissionJournal(tmp_path) as journal:
+        made = []
+        for index in range(3):
+            ticket, data = make_ticket(index=index), b"file %d" % index
+            made.append(journal.record(ticket, SIGNED, claimed(ticket, data), data))
+        journal.accuse(made[0], keccak(b"a case"))
+    with SubmissionJournal(tmp_path) as journal:
+        for each in made[1:]:
+            journal.finish(each, "REJECTED")
+        assert [journal.data(each) for each in made] == [b"file 0", None, b"file 2"]
+
+
+def test_file_that_is_set_aside_outlives_newer_ones_that_were_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muster.client.worker.journal.KEPT_REFUSED", 2)
+    with SubmissionJournal(tmp_path) as journal:
+        made = []
+        for index in range(3):
+            ticket, data = make_ticket(index=index), b"file %d" % index
+            made.append(journal.record(ticket, SIGNED, claimed(ticket, data), data))
+            path = tmp_path / "files" / f"{file_hash(data).hex()}.parquet"
+            os.utime(path, (index, index))
+        oldest, *newer = made
+        for each in (*newer, oldest):
+            journal.finish(each, "REJECTED")
+        assert [journal.data(each) for each in made] == [b"file 0", None, b"file 2"]
+
+
+def test_kept_file_that_another_thread_deletes_meanwhile_is_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muster.client.worker.journal.KEPT_REFUSED", 1)
+    with SubmissionJournal(tmp_path) as journal:
+        made = []
+        for index in range(3):
+            ticket, data = make_ticket(index=index), b"file %d" % index
+            made.append(journal.record(ticket, SIGNED, claimed(ticket, data), data))
+        for each in made[:2]:
+            journal.finish(each, "REJECTED")
+        listed = Path.iterdir
+
+        def and_delete(folder: Path) -> list[Path]:
+            found = list(listed(folder))
+            (folder / f"{made[1].submission.file_hash.hex()}.parquet").unlink()
+            return found
+
+        monkeypatch.setattr(Path, "iterdir", and_delete)
+        journal.finish(made[2], "REJECTED")
+        assert journal.data(made[2]) == b"file 2"
 
 
 def test_answered_verdict_of_fraud_is_known_after_a_restart(tmp_path: Path) -> None:

@@ -67,8 +67,8 @@ class BatchPlace:
 class SubmissionJournal(Journal):
     """Stores every submission before it is signed, and keeps its file until its outcome is final.
 
-    The disk holds the files of work without an outcome, which the tickets bound, and at most
-    KEPT_ACCEPTED and KEPT_REFUSED others.
+    The disk holds the files of work without an outcome, which the tickets bound, those of work that
+    is called fraud, and at most KEPT_ACCEPTED and KEPT_REFUSED others.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -78,6 +78,7 @@ class SubmissionJournal(Journal):
         self._open_slots: dict[Slot, SignedSubmission] = {}
         self._accepted: dict[Slot, SignedSubmission] = {}
         self._proven: dict[Slot, BatchPlace] = {}
+        self._accused: dict[Hash32, SignedSubmission] = {}
         self._answered = set[Hash32]()
         self._recording = threading.Lock()
         super().__init__(folder / "submissions.jsonl")
@@ -164,10 +165,10 @@ class SubmissionJournal(Journal):
         return self._open_slots
 
     def open_versions(self, run_id: RunId) -> set[PolicyVersion]:
-        """Return the policy versions of a run that unfinished submissions name: a dispute needs
-        them.
+        """Return the policy versions of a run that unfinished and accused submissions name: a
+        dispute needs them.
         """
-        tickets = [signed.ticket for signed in self._open_slots.values()]
+        tickets = [signed.ticket for signed in self._disputable()]
         return {ticket.policy_version for ticket in tickets if ticket.run_id == run_id}
 
     def data(self, signed: SignedSubmission) -> bytes | None:
@@ -206,7 +207,14 @@ class SubmissionJournal(Journal):
             for old in list(self._accepted.values())[:-KEPT_ACCEPTED]:
                 self.discard(old)
         else:
-            self.set_aside(signed)
+            self._set_aside(signed)
+
+    def accuse(self, signed: SignedSubmission, case_id: Hash32) -> None:
+        """Keep the file of work that is called fraud until `answer`, where a dispute by hand finds
+        it; `case_id` names the case about the verdict.
+        """
+        self._accused[case_id] = signed
+        self._set_aside(signed)
 
     def answer(self, signed: SignedSubmission, case_id: Hash32) -> None:
         """Mark a verdict of fraud as disputed, or as one that cannot be, and its work as finished;
@@ -221,23 +229,35 @@ class SubmissionJournal(Journal):
             }
         )
         self._answered.add(case_id)
+        self._accused.pop(case_id, None)
         self._note_outcome(signed.slot, outcome)
-        self.set_aside(signed)
+        self._set_aside(signed)
 
-    def set_aside(self, signed: SignedSubmission) -> None:
-        """Move a file to those that were not accepted, where a dispute by hand finds it."""
+    def _disputable(self) -> list[SignedSubmission]:
+        """Return the unfinished and the accused submissions."""
+        return [*list(self._open_slots.values()), *list(self._accused.values())]
+
+    def _set_aside(self, signed: SignedSubmission) -> None:
+        """Move a file to those that were not accepted, and delete the oldest of these."""
         path = self._file_path(signed.submission.file_hash)
         self._refused.mkdir(exist_ok=True)
         try:
             path.replace(self._refused / path.name)
+            self._prune_refused(newest=path.stem)
         except FileNotFoundError:
-            return
+            return  # another thread moves or deletes the same files
         except OSError as error:
             raise cannot_write(path, error) from error
-        needed = {each.submission.file_hash.hex() for each in list(self._open_slots.values())}
+
+    def _prune_refused(self, newest: str) -> None:
+        """Delete the oldest files that were not accepted and that no dispute needs; `newest` is the
+        stem of the one that was moved last, however old it is.
+        """
+        needed = {each.submission.file_hash.hex() for each in self._disputable()}
         kept = [each for each in self._refused.iterdir() if each.stem not in needed]
-        for old in sorted(kept, key=lambda each: each.stat().st_mtime)[:-KEPT_REFUSED]:
-            old.unlink()
+        kept.sort(key=lambda each: (each.stem == newest, each.stat().st_mtime))
+        for old in kept[:-KEPT_REFUSED]:
+            old.unlink(missing_ok=True)
 
     def is_answered(self, case_id: Hash32) -> bool:
         """Return whether a verdict of fraud was disputed, or cannot be."""

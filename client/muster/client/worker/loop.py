@@ -718,7 +718,7 @@ class WorkerLoop:
             # Disputed whatever was noted before: a slot may be judged in several places.
             if not self.context.journal.is_answered(judged.case_id):
                 _say_not_accepted(signed, record)
-                await asyncio.to_thread(self.context.journal.set_aside, signed)
+                await asyncio.to_thread(self.context.journal.accuse, signed, judged.case_id)
                 self.silence.accused[judged.case_id] = judged
         elif slot in self.context.journal.unfinished():
             await self._note(judged, record)

@@ -1278,9 +1278,11 @@ async def test_fraud_is_disputed_whatever_else_is_recorded_for_its_slot(
     fraud = replace(honest, verdict=Verdict.FRAUD, reason=Reason.WRONG_REWARD)
     await judge(desk, (OTHER, replace(honest, **junk)), (submission, fraud))
     assert [proof.position for proof in made] == claimed
+    assert desk.journal.open_versions(RUN) == {TICKET.policy_version}
     await desk.duty.fill_rooms()
     assert desk.rooms.given
     assert not desk.journal.unfinished()
+    assert not desk.journal.open_versions(RUN)
 
 
 @pytest.mark.parametrize(("changes", "steps"), [({"file_hash": FOREIGN}, ["submit"]), ({}, [])])
