@@ -450,17 +450,22 @@ class SilenceDuty:
         """Return whether the chain, the orchestrator or a relay shows a submission for an accepted
         record's slot with this node's signature."""
         context, record = self.context, item.record
-        if context.view.batches[item.batch_id].work is not None:
-            return True  # the chain verified it
         slot = (context.run_id, context.worker, record.step, record.index)
         recorded = Submission(
             *slot, record.policy_version, record.file_hash, record.rollouts, record.units
         )
 
-        def is_ours(entry: BatchEntry) -> bool:
-            signer = signer_of(context.domain, entry.submission, entry.signature)
-            return slot_of(entry.submission) == slot and signer == self._read_for
+        def is_signed(shown: Submission, signature: bytes) -> bool:
+            signer = signer_of(context.domain, shown, signature)
+            return slot_of(shown) == slot and signer == self._read_for
 
+        def is_ours(entry: BatchEntry) -> bool:
+            return is_signed(entry.submission, entry.signature)
+
+        # The chain verified whose direct work this is, but not that its record is about it.
+        work = context.view.batches[item.batch_id].work
+        if work is not None and is_signed(work.submission, work.node_signature):
+            return True
         with contextlib.suppress(*SURVIVED):
             if context.api is not None:
                 shown = (await context.api.batch(item.batch_id)).submissions

@@ -868,11 +868,33 @@ async def test_signature_that_is_shown_later_holds_back_then(desk: Silenced) -> 
     assert await desk.at(LATE) == []
 
 
-async def test_work_of_the_node_that_is_on_chain_holds_back(desk: Silenced) -> None:
+@pytest.mark.parametrize(
+    ("submission", "key", "is_held_back"),
+    [
+        (OTHER, NODE_KEY, True),
+        (OTHER, OTHER_KEY, False),
+        (replace(OTHER, index=8), NODE_KEY, False),
+        (replace(OTHER, worker=address_of(OTHER_KEY)), OTHER_KEY, False),
+    ],
+    ids=["the node's", "signed by another", "another slot", "a stranger's"],
+)
+async def test_work_on_chain_holds_back_only_where_it_is_the_nodes_work_of_that_slot(
+    desk: Silenced, submission: Submission, key: bytes, is_held_back: bool
+) -> None:
     desk.sign()
     post(desk, 9, ELSEWHERE)
     del desk.asked.batches[9]
-    work = LeasedWork(OTHER, b"", TICKET, b"")
+    work = LeasedWork(submission, sign_submission(submission, key), TICKET, b"")
+    desk.view.batches[9] = replace(desk.view.batches[9], work=work)
+    assert await desk.at(LATE) == ([] if is_held_back else ["submit"])
+
+
+async def test_stranger_s_work_on_chain_hides_no_signature_that_the_orchestrator_shows(
+    desk: Silenced,
+) -> None:
+    desk.sign()
+    post(desk, 9, ELSEWHERE)
+    work = LeasedWork(OTHER, sign_submission(OTHER, OTHER_KEY), TICKET, b"")
     desk.view.batches[9] = replace(desk.view.batches[9], work=work)
     assert await desk.at(LATE) == []
 
