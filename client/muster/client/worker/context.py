@@ -229,6 +229,8 @@ class NodeContext:
     """Journal of signed submissions."""
     poll_s: float
     """Minimum seconds between two requests for work."""
+    held: Held = field(default_factory=Held)
+    """Shared state of the node's loops."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(run_id={self.run_id}, worker={self.worker!r})"
@@ -267,5 +269,3 @@ class WorkerContext(NodeContext):
     """Number of loops that share an engine."""
     station: Station = field(default_factory=Station)
     """State of the shared engine."""
-    held: Held = field(default_factory=Held)
-    """Shared state of the node's loops."""

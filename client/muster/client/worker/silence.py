@@ -398,7 +398,8 @@ class SilenceDuty:
                 hint="put the newest --state-dir back and stop any other process with the node's "
                 "key; if the folder is lost, muster node rotate makes another node",
             )
-        return self._lacking is not None or any((work.step, work.index) == slot for work in own)
+        is_incomplete = self._lacking is not None or context.held.fault is not None
+        return is_incomplete or any((work.step, work.index) == slot for work in own)
 
     async def look_for_others(self) -> None:
         """Look for this node's signature on accepted work that its journal lacks, for a few seconds
@@ -517,7 +518,9 @@ class SilenceDuty:
 
     def _require_kept(self, signed: SignedSubmission) -> None:
         """Raise ConfigError when a submission was dropped: its slot has another one, and both
-        together prove a fraud."""
+        together prove a fraud. The same may be true of any other submission then."""
+        if self.context.held.fault is not None:
+            raise self.context.held.fault
         if signed.slot not in self.context.journal.unfinished():
             raise ConfigError(f"the work for step {signed.ticket.step} was dropped meanwhile")
 

@@ -1630,10 +1630,35 @@ async def test_node_that_signed_twice_stays_until_its_other_work_is_judged(desk:
     leaving = asyncio.ensure_future(desk.loop._round())
     await asyncio.sleep(5 * desk.loop.context.poll_s)
     assert not leaving.done()
+    assert await desk.at(LATE) == []
     await desk.loop.on_change([desk.post(5, make_record())])
     await desk.loop.settle()
     with pytest.raises(ConfigError, match="signed two"):
         await leaving
+    assert "submit" not in desk.chain.names
+
+
+async def test_node_that_signed_twice_still_splits_off_and_summons(desk: Silenced) -> None:
+    desk.sign()
+    desk.loop.context.held.fault = ConfigError("it signed two submissions")
+    desk.commit()
+    assert await desk.at(DUE_AT) == ["split"]
+    desk.view.batches[4] = own()
+    desk.view.own_work[(RUN, WORKER)] = {SIGNED.submission.leaf(): own()}
+    assert await desk.at(DUE_AT) == ["summon"]
+
+
+async def test_work_is_not_submitted_when_another_is_dropped_while_its_bond_is_approved(
+    desk: Silenced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.sign()
+
+    async def approve(_spender: Address, _wei: int) -> None:
+        desk.loop.context.held.fault = ConfigError("it signed two submissions")
+
+    monkeypatch.setattr(desk.chain, "approve", approve)
+    assert await desk.at(LATE) == []
+    assert await desk.at(LATE + 10) == []
 
 
 async def test_worker_that_may_work_again_meanwhile_goes_on(desk: Silenced) -> None:
