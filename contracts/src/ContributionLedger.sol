@@ -478,8 +478,8 @@ contract ContributionLedger is IContributionLedger, EIP712 {
         });
     }
 
-    /// @dev Convicts a worker unless slashing is paused. Returns the share of stake that its fraud costs: doubled for
-    ///      each prior conviction, never more than all.
+    /// @dev Convicts a worker unless slashing is paused. Returns the share of stake that its fraud costs:
+    ///      `exactFraudPpm`, or `fraudPpm` doubled for each prior conviction, never more than all.
     function _convict(Batch calldata batch, IStakeVault.Verdict memory verdict, bytes32 escrowId)
         private
         returns (uint256)

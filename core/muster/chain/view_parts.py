@@ -660,7 +660,7 @@ def split_signatures(joined: bytes) -> list[bytes]:
     return [joined[i : i + 65] for i in range(0, len(joined), 65)]
 
 
-def parse_records(data: bytes) -> list[OutcomeRecord]:
+def unpack_leniently(data: bytes) -> list[OutcomeRecord]:
     """Return the records that the ledger accepted; raises EncodingError for bytes it cannot accept.
 
     The ledger does not check reasons. An unknown reason is kept, by number and the name UNKNOWN_n,

@@ -22,7 +22,7 @@ def names_of(path: Path) -> set[str]:
     constants.
     """
     if path.suffix == ".sol":
-        return {"", *re.findall(r"\b(?:function|struct) (\w+)", path.read_text())}
+        return {"", *re.findall(r"\b(?:function|struct|constant) (\w+)", path.read_text())}
     found = {""}
     for node in ast.parse(path.read_text()).body:
         match node:

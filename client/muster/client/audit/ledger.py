@@ -16,7 +16,7 @@ from muster.chain import BatchView, Event, Offence, RunTerms, SlashState, SlashV
 from muster.chain.doubles import WITHHELD
 from muster.chain.structs import ZERO_ADDRESS
 from muster.chain.view_events.batches import record_outcomes
-from muster.chain.view_parts import parse_records, split_signatures
+from muster.chain.view_parts import split_signatures, unpack_leniently
 from muster.client.audit.contradictions import Contradiction, Kind
 from muster.client.chain_facts import HistoryView
 from muster.protocol.errors import EncodingError
@@ -71,10 +71,10 @@ class PackedRecords(Sequence[OutcomeRecord]):
         if isinstance(place, slice):
             return [self[i] for i in range(*place.indices(len(self)))]
         at = range(len(self))[place] * OutcomeRecord.SIZE
-        return parse_records(self.data[at : at + OutcomeRecord.SIZE])[0]
+        return unpack_leniently(self.data[at : at + OutcomeRecord.SIZE])[0]
 
     def __iter__(self) -> Iterator[OutcomeRecord]:
-        return iter(parse_records(self.data))
+        return iter(unpack_leniently(self.data))
 
 
 @dataclass(frozen=True, slots=True)

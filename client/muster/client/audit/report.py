@@ -272,7 +272,7 @@ def _run_checks(
     observed: Observed,
     doubts: money.Doubts,
 ) -> list[Check]:
-    """Return every check.
+    """Return every check but those of the events' source (`about_source`).
 
     The first of the ledgers may be a part of the second, made by `of_run`. `doubts` come from
     verdicts that were run again.

@@ -10,10 +10,10 @@
   collect   takes its fee if its ruling prevailed, and has those at fault fined
 
 The next step follows from the chain and the journal alone, so a juror that was killed between any
-two steps resumes. An absent juror can be fined, by whoever asks for it (`collect` of the others
-does): if file, ticket or policy is not available in time, it votes "not seen". Each case goes on by
-itself: one whose sources are slow, or whose transaction is not mined for minutes, does not delay
-others. The sender puts the transactions in order.
+two steps resumes. A juror that reveals no vote can be fined, by whoever asks for it (`collect` of
+the others does). So if file, ticket or policy is not available in time, it votes "not seen", which
+is a vote. Each case goes on by itself: one whose sources are slow, or whose transaction is not
+mined for minutes, does not delay others. The sender puts the transactions in order.
 
 A vote is decided once and never changed: another decision on the same case would leave a commitment
 that nobody can reveal, which costs stake. The progress of a vote is on chain.

@@ -13,8 +13,8 @@ from muster.chain.view_parts import (
     ClaimView,
     SlashState,
     StreamItem,
-    parse_records,
     split_signatures,
+    unpack_leniently,
 )
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import RunId
@@ -85,7 +85,7 @@ def on_batch_voided(view: ChainTables, event: Event, args: Arguments) -> None:
 
 
 def on_outcomes_posted(view: ChainTables, event: Event, args: Arguments) -> None:
-    records = parse_records(args["records"])
+    records = unpack_leniently(args["records"])
     batch = record_outcomes(view, event, args, records)
     if batch is None:
         return

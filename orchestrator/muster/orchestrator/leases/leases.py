@@ -25,8 +25,8 @@ they take turns, weighted by the leases that their stakes still cover (`shares.p
 waits here: the worker is told when to ask again.
 
 A request that arrives here is signed by the node of an Active worker, within its quotas, with a new
-nonce. These rules are applied in this order (`lease`, `_decide`, `_fitness`). A worker that fails a
-rule is told the reason in quotes; if there is none, it has nothing to do now:
+nonce. These rules are applied in this order (`lease`, `_decide`, `_leases_covered`). A worker that
+fails a rule is told the reason in quotes; if there is none, it has nothing to do now:
 
      1. owner      the owner has not paused leases, or named another orchestrator: "paused"
      2. again      an open ticket that the node does not hold is given again
@@ -291,20 +291,20 @@ class Leases:
             turns.ask(worker.address)
             self._contenders.ask(worker.address, is_fit=False)
             return None
-        fitness = self._fitness(snapshot, worker, checkpoint)
-        if not isinstance(fitness, int):
+        covered = self._leases_covered(snapshot, worker, checkpoint)
+        if not isinstance(covered, int):
             turns.withdraw(worker.address)
-            if fitness not in OUR_FAULTS:
+            if covered not in OUR_FAULTS:
                 self._contenders.withdraw(worker.address)
-            return fitness
+            return covered
         self._contenders.ask(worker.address, is_fit=True)
-        if not turns.may_go(worker.address, fitness, tickets):
+        if not turns.may_go(worker.address, covered, tickets):
             return None
         turns.served(worker.address)
         self._shares.served(worker)
         return self._give(snapshot, worker, asked.version)
 
-    def _fitness(
+    def _leases_covered(
         self, snapshot: Snapshot, worker: MemberView, checkpoint: CheckpointView
     ) -> int | NoTicket | Unfit:
         """Return how many leases the worker's stake covers, or why it gets none."""

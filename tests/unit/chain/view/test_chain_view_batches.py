@@ -31,7 +31,7 @@ from hypothesis import given, strategies as st
 from muster.chain import Batch, BatchStatus, LeasedWork
 from muster.chain.conversion import lenient_reason
 from muster.chain.structs import ZERO_ADDRESS
-from muster.chain.view_parts import parse_records
+from muster.chain.view_parts import unpack_leniently
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId, Step
@@ -244,7 +244,7 @@ def test_slot_is_used_by_any_outcome(slot: tuple[int, int, int], used: bool) -> 
 def test_reason_unknown_to_us_keeps_the_records_bytes() -> None:
     packed = bytearray(pack_records(RECORDS))
     packed[-1] = 99
-    records = parse_records(bytes(packed))
+    records = unpack_leniently(bytes(packed))
     assert b"".join(record.to_bytes() for record in records) == bytes(packed)
     assert (records[2].reason, records[2].reason.name) == (99, "UNKNOWN_99")
     assert records[:2] == RECORDS[:2]
@@ -258,7 +258,7 @@ def test_known_reasons_stay_themselves(reason: Reason) -> None:
 @pytest.mark.parametrize("data", [b"", bytes(55), bytes(57)])
 def test_partial_records_are_refused(data: bytes) -> None:
     with pytest.raises(EncodingError):
-        parse_records(data)
+        unpack_leniently(data)
 
 
 def test_overturned_case_changes_the_verdict_that_stands(history: History) -> None:

@@ -17,7 +17,7 @@ from orchestrator_fakes import RUN, Network, slot_tag
 
 from muster.api import SlotTaken
 from muster.chain import Offence
-from muster.chain.view_parts import parse_records
+from muster.chain.view_parts import unpack_leniently
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.errors import ApiError, ChainUnreachable
@@ -292,7 +292,7 @@ async def test_own_commitment_of_another_submission_is_shown(bench: Bench, is_ot
 def post(bench: Bench, submission: Submission, **wrong: Any) -> None:
     """Post what a quorum signed about the first batch, with some fields of other values."""
     network = bench.network
-    (record,) = parse_records(network.judge([submission], Verdict.ACCEPTED, Reason.NONE))
+    (record,) = unpack_leniently(network.judge([submission], Verdict.ACCEPTED, Reason.NONE))
     packed = pack_records([replace(record, **wrong)])
     network.apply(
         "ContributionLedger", "OutcomesPosted",

@@ -317,8 +317,7 @@ class StreamReader:
 
     async def _load(self, item: StreamItem) -> list[Group] | Drop:
         """Return a record's groups, or why there are none: its file is not what the record says, or
-        was given up. Until then a file that cannot be downloaded is asked for again: it was
-        accepted, so it must not be skipped.
+        was given up. Until it is given up, a file that cannot be downloaded is asked for again.
         """
         pause_s, is_said = 0.25, False
         while True:
