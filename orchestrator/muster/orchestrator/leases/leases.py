@@ -397,7 +397,7 @@ class Leases:
         heard = (who for who, state in states.items() if state in HEARD)
         refused = self.projection.refused_after(now - self.lease_s, besides=OTHERS_FAULTS)
         waits = {Address(worker): int(count) for worker, count in waiting}
-        holding, busy = Counter(held) + Counter(waits) + refused, self.unit_cap.busy
+        holding, busy = Counter(held) + Counter(waits) + refused, self.unit_cap.busy(now)
         contenders = [
             each
             for each in self._contenders.note(members, heard, holding.keys() | busy)

@@ -13,7 +13,7 @@ worker lets many tickets lapse, these count too, as if it had filled them.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Set
+from collections.abc import Callable, Container, Iterable, Mapping, Set
 from dataclasses import dataclass
 from math import ceil
 
@@ -104,7 +104,7 @@ class Shares:
     ) -> None:
         """Update the inputs. `contenders` and the `dead` include all workers that hold tickets;
         `held` counts each worker's tickets that are open, filled and in no batch, or refused within
-        the last lease time; `busy` are workers with work in batches.
+        the last lease time; `busy` are workers with work in batches that can still be judged.
         """
         self._stakes = {each.address: each.active_wei for each in contenders}
         self._total = sum(self._stakes.values())
@@ -254,10 +254,14 @@ class UnitCap:
         self._batches: dict[Hash32, dict[Address, int]] = {}
         self._in_batches: Counter[Address] = Counter()
 
-    @property
-    def busy(self) -> Collection[Address]:
-        """The workers with work in batches without outcomes."""
-        return self._in_batches.keys()
+    def busy(self, now: int) -> set[Address]:
+        """Return the workers with work in batches that can still be judged. Those that are overdue
+        do not count, so that silent validators do not stop the small stakes.
+        """
+        due_before = now - self._constants.outcome_deadline_s
+        roots = {b.root for b in self._projection.unjudged if b.committed_at >= due_before}
+        roots.update(self._batching.uncommitted_roots)
+        return {who for root in roots for who in self._batches.get(root, ())}
 
     def counts_from(self, now: int, *, lapses: bool) -> int:
         """Return the earliest deadline of an unfilled ticket that counts as in flight: while its

@@ -338,6 +338,20 @@ async def test_many_identities_hold_no_more_than_their_stake(tmp_path: Path, mut
             await serve(bench, number, rounds=4)
 
 
+@pytest.mark.parametrize(("late_s", "served"), [(0, set()), (1, {9, 10})])
+async def test_small_stakes_wait_for_no_work_that_can_be_judged_no_more(
+    tmp_path: Path, late_s: int, served: set[int]
+) -> None:
+    async with crowd(tmp_path, small=45) as bench:
+        for number in (6, 7, 8):  # what the small stakes come to
+            await serve(bench, number)
+        await bench.commit()
+        assert await holders(bench, (9, 10)) == set()
+        due_s = await bench.network.chain.ledger.outcome_deadline()
+        bench.set_chain_time(bench.network.chain.time + due_s + late_s)
+        assert await holders(bench, (9, 10)) == served
+
+
 @asynccontextmanager
 async def beside_a_whale(folder: Path, **network: Any) -> AsyncIterator[Bench]:
     """Five workers of equal stake, and one, the first, with nine times what these have together;
