@@ -776,9 +776,16 @@ class WorkerLoop:
             raise context.held.fault
         require_good_standing(context.view, context.run_id, context.worker, self._node)
 
+    def _may_work(self) -> bool:
+        try:
+            self.require_good_standing()
+        except MusterError:
+            return False
+        return True
+
     async def _require_good_standing(self) -> None:
         """Like `require_good_standing`, but only after its work is judged, and its own bonds and
-        cases are over. Work may go on then: an acquittal or more stake ends jail."""
+        cases are over. Work goes on as soon as it may: an acquittal or more stake ends jail."""
         try:
             self.require_good_standing()
         except MusterError as error:
@@ -787,7 +794,7 @@ class WorkerLoop:
             fields = {"error": str(error)}
             logger.warning("no more work, staying for own work, bonds and cases", extra=fields)
             self.state = "idle"
-            await self.silence.until_done()
+            await self.silence.until_done(self._may_work)
             self.require_good_standing()
 
     async def _heartbeat(self) -> None:

@@ -320,10 +320,12 @@ class SilenceDuty:
         """Seconds from a commitment until the last verdict of fraud about it can be disputed."""
         return self.times.longest_s + self.times.challenge_window_s
 
-    async def until_done(self) -> None:
-        """Wait until nobody needs it any more, at most for the longest possible time."""
+    async def until_done(self, may_work: Callable[[], bool]) -> None:
+        """Wait until the worker may work again or nobody needs the duty any more, at most for the
+        longest possible time.
+        """
         ends_at = self._clock() + self.longest_s
-        while self._clock() < ends_at and await self.is_needed():
+        while self._clock() < ends_at and not may_work() and await self.is_needed():
             await asyncio.sleep(self.context.poll_s)
 
     async def serve(self) -> None:

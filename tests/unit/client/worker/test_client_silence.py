@@ -1665,12 +1665,14 @@ async def test_worker_that_may_work_again_meanwhile_goes_on(desk: Silenced) -> N
     desk.sign()
     desk.view.workers[WORKER] = make_account(status=WorkerStatus.BANNED)
     going_on = asyncio.ensure_future(desk.loop._round())
-    await asyncio.sleep(5 * desk.loop.context.poll_s)
-    desk.view.workers[WORKER] = make_account()
-    await desk.loop.on_change([desk.post(5, make_record())])
-    await desk.loop.settle()
-    await going_on
+    async with asyncio.timeout(20):
+        while desk.loop.state != "idle":
+            await asyncio.sleep(0)
+        assert not desk.orchestrator.calls["lease"]
+        desk.view.workers[WORKER] = make_account()
+        await going_on
     assert desk.orchestrator.calls["lease"] == 1
+    assert desk.journal.unfinished()
 
 
 @pytest.mark.parametrize("status", INACTIVE)
