@@ -23,7 +23,7 @@ from enum import StrEnum
 from functools import partial
 
 from muster.api import BatchEntry
-from muster.chain import BatchView, CaseView, Chain, ChainView, Receipt, StreamItem
+from muster.chain import BatchView, CaseView, Chain, ChainView, ClaimView, Receipt, StreamItem
 from muster.chain.structs import (
     BatchStatus,
     CommittedWork,
@@ -659,12 +659,13 @@ class SilenceDuty:
         context, proof = self.context, batch.prove(judged.position)
         case = context.view.cases.get(judged.case_id)
         made = case.claims if case else ()
-        if not any(is_same(each.ruling, ruling.number) for each in made):
+        # A stranger's claim may name no room in which jurors find the file.
+        accounts = self.chain.account, context.worker
+        own = (each for each in made if each.claimant in accounts)
+        if not any(is_same(each.ruling, ruling.number) for each in own):
             self._require_bench()
             await self._provide_bond()
-            proven = context.journal.proven(signed)
-            # Without the proof, as when the batch is hidden, the record names the work.
-            siblings = proven.proof if proven and proven.name == batch.name else ()
+            siblings = self._siblings(judged, made)
             work = CommittedWork(signed.submission, context.sign(signed.submission), siblings)
             await claim(self.chain, proof, work, ruling, self._sources, key=context.key)
             fields = {**_about(signed), "ruling": str(ruling)}
@@ -672,6 +673,19 @@ class SilenceDuty:
         # A full room may have dropped what no case was about.
         self._offers.pop(signed.submission.leaf(), None)
         self.claimed[judged.case_id] = judged
+
+    def _siblings(self, judged: Judged, made: Sequence[ClaimView]) -> tuple[Hash32, ...]:
+        """Return the proof that a batch holds judged work, from the journal or a claim in the case;
+        empty where nobody has shown it, so that the record names the work.
+        """
+        signed, batch = judged.signed, judged.batch
+        proven = self.context.journal.proven(signed)
+        if proven and proven.name == batch.name:
+            return proven.proof
+        # Once a claim has a proof, the contract refuses claims without one.
+        about = (each for each in made if each.submission == signed.submission)
+        shown = (each.proof for each in about if batch.is_proven(each, judged.position))
+        return next(shown, ())
 
     # Rooms
 

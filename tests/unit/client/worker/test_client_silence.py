@@ -1695,14 +1695,56 @@ def test_inactive_worker_starts_only_for_work_without_an_outcome(
         starts()
 
 
-async def test_claim_that_somebody_made_is_not_made_again(desk: Silenced) -> None:
+@pytest.mark.parametrize(
+    ("claimant", "claims"), [(NODE, 0), (WORKER, 0), (JUROR, 1)], ids=["node", "worker", "stranger"]
+)
+async def test_claim_that_it_made_is_not_made_again_and_a_strangers_claim_changes_nothing(
+    desk: Silenced, monkeypatch: pytest.MonkeyPatch, claimant: Address, claims: int
+) -> None:
+    sent = note_claims(monkeypatch)
     signed = desk.sign()
-    record = replace(as_claimed(SIGNED.submission, WORKER_ID), verdict=Verdict.FRAUD)
-    batch = make_batch(3, [SIGNED.submission], [record])
-    made = SimpleNamespace(claims=[SimpleNamespace(ruling=int(Verdict.ACCEPTED) << 8)])
-    desk.view.cases[record.leaf(3, 0)] = made
-    await desk.duty.claim(Judged(signed, batch, 0), HONEST)
-    made.closed = False
+    batch = make_batch(3, [SIGNED.submission], [make_record(Verdict.FRAUD)])
+    judged = Judged(signed, batch, 0)
+    made = SimpleNamespace(
+        claimant=claimant, ruling=HONEST.number, submission=SIGNED.submission, proof=()
+    )
+    desk.view.cases[judged.case_id] = SimpleNamespace(claims=[made], closed=False)
+    await desk.duty.claim(judged, HONEST)
+    assert len(sent) == claims
+    assert desk.chain.allowed == claims * BOND
     await desk.duty.fill_rooms()
-    assert desk.chain.allowed == 0
     assert len(desk.rooms.given) == 1
+
+
+SHOWN = SimpleNamespace(
+    claimant=JUROR, ruling=HONEST.number, submission=SIGNED.submission, proof=(OTHER.leaf(),)
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "proof"),
+    [
+        ({}, (OTHER.leaf(),)),
+        ({"proof": ()}, ()),
+        ({"proof": (SIGNED.submission.leaf(),)}, ()),
+        ({"submission": replace(SIGNED.submission, units=21)}, ()),
+    ],
+    ids=["proven", "without a proof", "with a false proof", "other work"],
+)
+async def test_proof_of_hidden_work_is_taken_from_a_strangers_claim(
+    desk: Silenced, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], proof: Any
+) -> None:
+    sent: list[Any] = []
+
+    async def claim(_chain: Any, _proof: Any, work: Any, *_: Any, **__: Any) -> None:
+        sent.append(work)
+
+    monkeypatch.setattr("muster.client.worker.silence.claim", claim)
+    signed = desk.sign()
+    records = [make_record(Verdict.FRAUD), as_claimed(OTHER, WORKER_ID)]
+    judged = Judged(signed, committed(records=records), 0)
+    made = SimpleNamespace(**vars(SHOWN) | changes)
+    desk.view.cases[judged.case_id] = SimpleNamespace(claims=[made])
+    await desk.duty.claim(judged, HONEST)
+    [work] = sent
+    assert (work.submission, tuple(work.proof)) == (SIGNED.submission, proof)
