@@ -369,7 +369,7 @@ def _overlong_arrays(stage: Stage, random: Random) -> Outcome:
     place, length = random.randrange(len(rows)), random.randint(7, 20_000)
     rows[place] = replace(rows[place], completion_tokens=tuple([5] * length))
     delivery = worker.finish(ticket, rows)
-    return stage.outcome(delivery, Reason.PROOF_COUNT, Reason.PROOF_ENCODING)
+    return stage.outcome(delivery, Reason.SCHEMA, Reason.PROOF_COUNT, Reason.PROOF_ENCODING)
 
 
 # A39: keys

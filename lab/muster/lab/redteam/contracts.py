@@ -33,8 +33,8 @@ FUZZED = {
     ),
     "A9": (
         "submitDirect_reverts_whenTheSlotWasUsed",
-        "claim_reverts_whenPaidBefore",
-        "claim_reverts_whenListedTwice",
+        "claim_reverts_whenAllWasPaidBefore",
+        "claim_paysASlotOnce_whenListedTwice",
     ),
     "A10": (
         "submitDirect_reverts_whenNotSignedByTheNode",
