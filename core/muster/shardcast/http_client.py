@@ -24,9 +24,6 @@ MAX_HEAD_BYTES = 16 << 10
 """Most bytes of the status line and headers; more end the connection."""
 CONNECT_S = 3.0
 """Deadline of a connection, in seconds."""
-NEXT_ADDRESS_S = 0.25
-"""Seconds after which a name's next address is tried beside the last (RFC 8305, section 5): a
-machine may have an IPv6 address that leads nowhere."""
 SILENCE_S = 20.0
 """Deadline in seconds for an answer's head and for each block of its body; longer than servers
 wait."""
@@ -282,7 +279,6 @@ class HttpClient:
             port,
             ssl=self._tls_context() if is_tls else None,
             server_hostname=host if is_tls else None,
-            happy_eyeballs_delay=NEXT_ADDRESS_S,
         )
         return connection
 

@@ -33,7 +33,7 @@ from muster.protocol.errors import ApiError
 from muster.protocol.ids import Address, RunId
 from muster.shardcast import Manifest
 from muster.shardcast.download import RelayFault, ShardClient
-from muster.shardcast.http_client import NEXT_ADDRESS_S, BadAnswer, ConnectsTo, HttpClient
+from muster.shardcast.http_client import BadAnswer, ConnectsTo, HttpClient
 
 SECTION = "network"
 OTHER_RELAY = "try another relay with --relay URL"
@@ -107,9 +107,7 @@ async def _reaches(url: str, connects_to: ConnectsTo | None = None) -> bool:
     for address, share_s in in_turn(found, TIMEOUT_S):
         with contextlib.suppress(OSError, ValueError):
             async with asyncio.timeout(share_s):
-                _, writer = await asyncio.open_connection(
-                    address, port, happy_eyeballs_delay=NEXT_ADDRESS_S
-                )
+                _, writer = await asyncio.open_connection(address, port)
             writer.close()
             return True
     return False
