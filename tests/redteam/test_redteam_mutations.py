@@ -144,7 +144,7 @@ DEFENCES = {
     "check 1, slot": ("A9", no_slots),
     "check 1, time": ("A33", without(checks, "_check_ticket")),
     "check 2, proofs": ("A7", without(checks, "_check_row")),
-    "check 2, lengths": ("A35", without(checks, "_check_row")),
+    "check 2, lengths": ("A35", without(judging, "check_form")),
     "check 3, problems": ("A12", without(judging, "check_assignment")),
     "check 3, groups": ("A21", without(judging, "check_assignment")),
     "check 4, grades": ("A16", without(judging, "check_grades")),
