@@ -367,15 +367,21 @@ def test_kept_files_of_accused_work_are_not_among_those_that_are_deleted(
         assert [journal.data(each) for each in (accused, later)] == [None, b"later"]
 
 
+def three_files(journal: SubmissionJournal) -> list[SignedSubmission]:
+    """Record work for three slots."""
+    made = []
+    for index in range(3):
+        ticket, data = make_ticket(index=index), b"file %d" % index
+        made.append(journal.record(ticket, SIGNED, claimed(ticket, data), data))
+    return made
+
+
 def test_kept_files_of_unfinished_work_stay_after_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("muster.client.worker.journal.KEPT_REFUSED", 1)
     with SubmissionJournal(tmp_path) as journal:
-        made = []
-        for index in range(3):
-            ticket, data = make_ticket(index=index), b"file %d" % index
-            made.append(journal.record(ticket, SIGNED, claimed(ticket, data), data))
+        made = three_files(journal)
         journal.accuse(made[0], keccak(b"a case"))
     with SubmissionJournal(tmp_path) as journal:
         for each in made[1:]:
@@ -388,11 +394,9 @@ def test_file_that_is_set_aside_outlives_newer_ones_that_were_refused(
 ) -> None:
     monkeypatch.setattr("muster.client.worker.journal.KEPT_REFUSED", 2)
     with SubmissionJournal(tmp_path) as journal:
-        made = []
-        for index in range(3):
-            ticket, data = make_ticket(index=index), b"file %d" % index
-            made.append(journal.record(ticket, SIGNED, claimed(ticket, data), data))
-            path = tmp_path / "files" / f"{file_hash(data).hex()}.parquet"
+        made = three_files(journal)
+        for index, each in enumerate(made):
+            path = tmp_path / "files" / f"{each.submission.file_hash.hex()}.parquet"
             os.utime(path, (index, index))
         oldest, *newer = made
         for each in (*newer, oldest):
@@ -405,10 +409,7 @@ def test_kept_file_that_another_thread_deletes_meanwhile_is_no_fault(
 ) -> None:
     monkeypatch.setattr("muster.client.worker.journal.KEPT_REFUSED", 1)
     with SubmissionJournal(tmp_path) as journal:
-        made = []
-        for index in range(3):
-            ticket, data = make_ticket(index=index), b"file %d" % index
-            made.append(journal.record(ticket, SIGNED, claimed(ticket, data), data))
+        made = three_files(journal)
         for each in made[:2]:
             journal.finish(each, "REJECTED")
         listed = Path.iterdir
