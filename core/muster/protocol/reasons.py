@@ -73,7 +73,8 @@ class Reason(IntEnum):
         "it is not signed by the node of a worker that was active when its batch was committed",
         (
             "see muster worker status: the node may have been rotated, or the worker jailed, "
-            "before the commit"
+            "before the commit; if neither was, the orchestrator showed another signature: the "
+            "slot is still free, and the work can be disputed"
         ),
     )
     UNKNOWN_TICKET = (

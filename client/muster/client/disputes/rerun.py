@@ -13,7 +13,12 @@ from typing import Any
 from muster.api import BatchEntry
 from muster.chain import BatchView
 from muster.client.chain_facts import HistoryView
-from muster.client.validator.batches import SlotIndex, claim_in, slot_in, slots_of_records
+from muster.client.validator.batches import (
+    SlotIndex,
+    claim_in,
+    slots_of_entries,
+    slots_of_records,
+)
 from muster.client.validator.checking_proofs import Proof
 from muster.client.validator.checks import ClaimedWork, check_claim, check_file, conduct_of
 from muster.client.validator.decoding import FileDecoder
@@ -93,8 +98,8 @@ def claim_at(
     `slots` are those that the run's batches fill; computed if not given.
     """
     entry = entries[position]
-    before = (each.submission for each in entries[:position])
-    earlier = [slot_in(view, batch, e) for e in before if e.worker == entry.submission.worker]
+    own = [e for e in entries[:position] if e.submission.worker == entry.submission.worker]
+    earlier = slots_of_entries(view, batch, own, domain)
     return claim_in(view, batch, entry, domain, slots or slots_of(view, batch.run_id), earlier)
 
 

@@ -1,10 +1,11 @@
 """A run's batches for a validator: their submissions, as claims, and the slots that they fill.
 
-A slot is settled once, in the first batch that names it. All validators must agree at any time, so
-only batches before the judged one count, whether or not their outcomes are on chain yet. The
-orchestrator shows the content of such a batch. The batch is left out if it is not shown for long,
-or if nobody can judge it any more. A batch that declares fewer units than its submissions claim is
-refused as a whole and fills no slots: its workers submit the same work again.
+A slot is settled once, in the first batch with a submission for it that its worker's node signed:
+else an orchestrator could fill the slots of others with forged ones. All validators must agree at
+any time, so only batches before the judged one count, whether or not their outcomes are on chain
+yet. The orchestrator shows the content of such a batch. The batch is left out if it is not shown
+for long, or if nobody can judge it any more. A batch that declares fewer units than its submissions
+claim is refused as a whole and fills no slots: its workers submit the same work again.
 
 Content that the orchestrator does not show comes from relays, and from sources that workers name.
 No source is trusted. Most are named by strangers, who may want to delay validators: sources are
@@ -29,7 +30,7 @@ from muster.api.public_hosts import Resolve, resolve
 from muster.chain import BatchStatus, BatchView, ChainView
 from muster.client.chain_facts import HistoryView, entry_of, ticket_terms
 from muster.client.sources import SourcePatience, Sources
-from muster.client.validator.checks import ClaimedWork
+from muster.client.validator.checks import ClaimedWork, is_signed_by_node
 from muster.protocol.eip712 import Domain
 from muster.protocol.errors import ApiError
 from muster.protocol.ids import Address, BatchName, Hash32, RunId
@@ -47,6 +48,8 @@ SlotOfWorker = tuple[int, int, int]
 """Worker id, step, index, within one run."""
 Slots = tuple[SlotOfWorker, ...]
 """Slots of a batch, in its order."""
+FILLS_NO_SLOT = frozenset({Reason.BAD_SIGNATURE, Reason.BATCH_MISDECLARED})
+"""Reasons of records that fill no slot: the work is not the worker's, or its batch is refused."""
 
 
 class SlotIndex:
@@ -67,7 +70,20 @@ class SlotIndex:
 
 def slots_of_records(records: Iterable[OutcomeRecord]) -> Slots:
     """Return the slots that outcome records fill, in their order."""
-    return tuple(slot_of_record(r) for r in records if r.reason is not Reason.BATCH_MISDECLARED)
+    return tuple((r.worker_id, r.step, r.index) for r in records if r.reason not in FILLS_NO_SLOT)
+
+
+def slots_of_entries(
+    view: HistoryView, batch: BatchView, entries: Iterable[BatchEntry], domain: Domain
+) -> Slots:
+    """Return the slots that submissions of a batch fill, in their order: those that their workers'
+    nodes signed."""
+    claims = (claim_in(view, batch, entry, domain, SlotIndex(), ()) for entry in entries)
+    return tuple(
+        (claim.worker_id, claim.submission.step, claim.submission.index)
+        for claim in claims
+        if is_signed_by_node(claim)
+    )
 
 
 def is_misdeclared(batch: BatchView, submissions: Iterable[Submission]) -> bool:
@@ -75,18 +91,6 @@ def is_misdeclared(batch: BatchView, submissions: Iterable[Submission]) -> bool:
     # Submissions that were split off later were declared with it.
     declared = batch.units + sum(taken.units for taken in batch.split_off.values())
     return sum(submission.units for submission in submissions) > declared
-
-
-def slot_of_record(record: OutcomeRecord) -> SlotOfWorker:
-    """Return the slot an outcome record is about."""
-    return (record.worker_id, record.step, record.index)
-
-
-def slot_in(view: HistoryView, batch: BatchView, submission: Submission) -> SlotOfWorker:
-    """Return the slot that a submission of a batch fills; worker id 0 means no worker of the
-    run."""
-    standing = view.standing(batch.run_id, submission.worker, before=batch.work_block)
-    return (standing.worker_id if standing else 0, submission.step, submission.index)
 
 
 def claim_in(
@@ -99,10 +103,11 @@ def claim_in(
 ) -> ClaimedWork:
     """Return a submission as a claim, with the facts on chain when the block of its commitment
     began. `slots` are those of the run's batches, `earlier` those before it in its own batch.
+    Worker id 0 means no worker of the run.
     """
     submission = entry.submission
     standing = view.standing(batch.run_id, submission.worker, before=batch.work_block)
-    slot = slot_in(view, batch, submission)
+    slot = (standing.worker_id if standing else 0, submission.step, submission.index)
     is_active = standing is not None and standing.is_active(batch.work_block)
     return ClaimedWork(
         submission=submission,
@@ -202,7 +207,7 @@ class BatchReader:
         if judged is not None:
             return slots_of_records(judged.records)
         if batch.work is not None:
-            return (slot_in(self.context.view, batch, batch.work.submission),)
+            return self._slots_in(batch, [entry_of(batch.work, batch.committed_at)])
         return self._shown.get(batch.name)
 
     def _fill(self, batch: BatchView, slots: Slots) -> None:
@@ -247,9 +252,12 @@ class BatchReader:
         self._failing_since.pop(name, None)
         slots: Slots = ()
         if not is_misdeclared(batch, [entry.submission for entry in entries]):
-            slots = tuple(slot_in(self.context.view, batch, entry.submission) for entry in entries)
+            slots = self._slots_in(batch, entries)
         self._shown[name] = slots
         return slots
+
+    def _slots_in(self, batch: BatchView, entries: Iterable[BatchEntry]) -> Slots:
+        return slots_of_entries(self.context.view, batch, entries, self.context.domain)
 
 
 # Content that the orchestrator does not show

@@ -82,10 +82,11 @@ class ClaimedWork:
 def check_claim(claim: ClaimedWork) -> FailedCheck | None:
     """1. Signed by the node of an active worker, for a valid ticket, in time, slot unused."""
     rollouts = claim.submission.rollouts
+    # First of all: whatever else is wrong with a forged submission, it fills nobody's slot.
+    if not is_signed_by_node(claim):
+        return _rejected(Reason.BAD_SIGNATURE, "not signed by the node of an active worker")
     if rollouts > MAX_ROWS:
         return _rejected(Reason.FILE_TOO_LARGE, f"claims {rollouts} rows, allowed are {MAX_ROWS}")
-    if not _is_signed_by_node(claim):
-        return _rejected(Reason.BAD_SIGNATURE, "not signed by the node of an active worker")
     if finding := _check_ticket(claim):
         return finding
     if claim.is_slot_used:
@@ -93,7 +94,8 @@ def check_claim(claim: ClaimedWork) -> FailedCheck | None:
     return None
 
 
-def _is_signed_by_node(claim: ClaimedWork) -> bool:
+def is_signed_by_node(claim: ClaimedWork) -> bool:
+    """Return whether the worker's node signed the submission, and the worker was active."""
     signer = signer_of(claim.terms.domain, claim.submission, claim.signature)
     return signer is not None and signer == claim.node
 

@@ -27,7 +27,7 @@ from muster.client.validator.batches import (
     BATCH_PATIENCE_S,
     BatchReader,
     is_misdeclared,
-    slot_of_record,
+    slots_of_records,
 )
 from muster.client.validator.calls import ASK_S, CallDuty
 from muster.client.validator.checking_proofs import Checked, CheckingDuty, Fingerprints
@@ -212,7 +212,7 @@ class ValidatorLoop:
             # Those of a complete judgement may be left that was not signed.
             self.fingerprints[batch.name] = []
         for position, entry in enumerate(entries[len(records) :], len(records)):
-            claim = self.reader.claim(batch, entry, [slot_of_record(record) for record in records])
+            claim = self.reader.claim(batch, entry, slots_of_records(records))
             judgement, data = (MISDECLARED, None) if refused else await self.judge_claim(claim)
             place, conducts = OutcomePlace(batch.batch_id, position), self.context.conducts
             if conducts is not None and not refused:

@@ -138,6 +138,25 @@ async def test_slot_used_in_the_same_or_an_earlier_batch_is_rejected(bench: Benc
 
 
 @pytest.mark.parametrize("is_judged", [False, True])
+@pytest.mark.parametrize("rollouts", [2, 65_536])
+async def test_forged_submission_uses_no_slot_of_a_worker(
+    bench: Bench, is_judged: bool, rollouts: int
+) -> None:
+    """An orchestrator could else take work from its sender, and pay nobody."""
+    entry, data = honest(make_ticket())
+    claim = replace(entry.submission, file_hash=file_hash(b"forged"), rollouts=rollouts)
+    forged = entry.model_copy(
+        update={"submission": claim, "signature": sign_submission(claim, OTHER_KEY)}
+    )
+    unsigned = (Verdict.REJECTED, Reason.BAD_SIGNATURE)
+    first = bench.commit(1, [forged], b"forged")
+    if is_judged:
+        await bench.loop.validate(first)
+        first.records = bench.posted()
+    assert await bench.judge(bench.commit(2, [forged, entry], data)) == [unsigned, ACCEPTED]
+
+
+@pytest.mark.parametrize("is_judged", [False, True])
 async def test_misdeclared_batch_uses_no_slots(bench: Bench, is_judged: bool) -> None:
     entry, data = honest(make_ticket())
     misdeclared = bench.commit(1, [entry], data)

@@ -322,7 +322,8 @@ def test_record_never_holds_more_units_than_were_claimed(claimed: int, found: in
     assert record.units == min(claimed, found, 2**32 - 1)
 
 
-def test_records_of_a_misdeclared_batch_fill_no_slots() -> None:
+@pytest.mark.parametrize("reason", [Reason.BAD_SIGNATURE, Reason.BATCH_MISDECLARED])
+def test_records_of_forged_work_and_of_misdeclared_batches_fill_no_slots(reason: Reason) -> None:
     record = make_record()
-    refused = replace(make_record(index=1), reason=Reason.BATCH_MISDECLARED)
+    refused = replace(make_record(index=1), reason=reason)
     assert slots_of_records([record, refused]) == ((1, 1, 0),)
