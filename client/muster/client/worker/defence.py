@@ -8,13 +8,13 @@ conceded, or can be disputed no more: whatever fails before is tried again.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from muster.client.chain_facts import entry_of
 from muster.client.disputes.rerun import claim_of
 from muster.client.outage import SURVIVED, Outage
 from muster.client.validator.checks import ClaimedWork, FailedCheck, check_claim
-from muster.client.worker.context import WorkerContext
+from muster.client.worker.context import Policy, WorkerContext
 from muster.client.worker.silence import Judged, SilenceDuty
 from muster.protocol.errors import ConfigError, ContractRevert
 from muster.protocol.ids import Hash32
@@ -23,6 +23,8 @@ from muster.protocol.messages import Reason, Verdict
 
 logger = logging.getLogger(__name__)
 
+CONTEST_S = 300.0
+"""Longest time in seconds that one try waits for the policy of accused work to arrive."""
 CLAIM_S = 300.0
 """Longest time in seconds for a claim."""
 HONEST = Ruling(Verdict.ACCEPTED, Reason.NONE)
@@ -30,6 +32,8 @@ HONEST = Ruling(Verdict.ACCEPTED, Reason.NONE)
 LONGEST_PAUSE_S = 600.0
 """Longest pause in seconds between two tries: one that the chain refuses costs gas."""
 
+Arrives = Callable[[Policy], Awaitable[None]]
+"""Returns once a policy is loaded, or its verified files are on the disk."""
 Recheck = Callable[[ClaimedWork, bytes], Awaitable[FailedCheck | None]]
 """Checks work that passed check 1 and its file on this machine, by checks 2 to 7."""
 
@@ -37,8 +41,9 @@ Recheck = Callable[[ClaimedWork, bytes], Awaitable[FailedCheck | None]]
 class Defence:
     """Disputes the verdicts of fraud on one node's work."""
 
-    def __init__(self, context: WorkerContext, recheck: Recheck) -> None:
+    def __init__(self, context: WorkerContext, arrives: Arrives, recheck: Recheck) -> None:
         self._context = context
+        self._arrives = arrives
         self._recheck = recheck
         self.outage = Outage("a claim for work that was called fraud", longest_s=LONGEST_PAUSE_S)
         self.waits_until: dict[Hash32, float] = {}
@@ -46,11 +51,26 @@ class Defence:
         self._found: dict[Hash32, tuple[Judged, Ruling]] = {}
         """What this machine found about accused work that is not claimed yet."""
         self._said: set[Hash32] = set()
+        self._arriving: dict[Policy, asyncio.Task[None]] = {}
+        """Fetches of accused work's policies, which later tries join: one that begins anew hashes
+        all files again, and on a slow disk would never end in time."""
+
+    async def close(self) -> None:
+        """Stop fetching policies."""
+        await self._stop_fetching(self._arriving)
+
+    async def _stop_fetching(self, policies: Iterable[Policy]) -> None:
+        fetches = [self._arriving.pop(policy) for policy in list(policies)]
+        for fetch in fetches:
+            fetch.cancel()
+        await asyncio.gather(*fetches, return_exceptions=True)
 
     async def serve(self, silence: SilenceDuty) -> None:
         """Dispute all accusations; a failure only delays the one that it concerns."""
         accused = silence.accused
         self.waits_until = {k: at for k, at in self.waits_until.items() if k in accused}
+        needed = {_policy_of(judged) for judged in accused.values()}
+        await self._stop_fetching(self._arriving.keys() - needed)
         for case_id, judged in list(accused.items()):
             if time.monotonic() < self.waits_until.get(case_id, 0.0):
                 continue
@@ -101,8 +121,23 @@ class Defence:
             return None
         entry = entry_of(silence.work(signed), batch.committed_at)
         claim = claim_of(context.view, batch, entry, accused.position, context.domain)
-        finding = check_claim(claim) or await self._recheck(claim, data)
+        finding = check_claim(claim)
+        if finding is None:
+            await self._arrived(_policy_of(accused))
+            finding = await self._recheck(claim, data)
         return Ruling(finding.verdict, finding.reason) if finding else HONEST
+
+    async def _arrived(self, policy: Policy) -> None:
+        """Wait until a policy is at hand. After CONTEST_S it raises TimeoutError, and the fetch
+        goes on: the engine computes outside of this bound, because a thread cannot be stopped.
+        """
+        if policy not in self._arriving:
+            self._arriving[policy] = asyncio.ensure_future(self._arrives(policy))
+        fetch = self._arriving[policy]
+        async with asyncio.timeout(CONTEST_S):
+            await asyncio.wait([fetch])
+        del self._arriving[policy]
+        fetch.result()
 
     async def _close(self, silence: SilenceDuty, judged: Judged) -> None:
         """Note that a verdict of fraud was disputed or cannot be."""
@@ -125,6 +160,11 @@ class Defence:
 
     def _report(self, what: str, judged: Judged) -> None:
         logger.error(what, extra={"submission": _place(judged)})
+
+
+def _policy_of(judged: Judged) -> Policy:
+    ticket = judged.signed.ticket
+    return ticket.policy_version, ticket.policy_root
 
 
 def _place(judged: Judged) -> str:

@@ -81,8 +81,6 @@ TICKET_PAUSE_S = 1.0
 """Pause in seconds after a refused ticket: the same one comes again until its deadline."""
 OUTCOMES_S = 3600.0
 """Seconds after a run's end during which outcomes are awaited."""
-CONTEST_S = 300.0
-"""Longest time in seconds for the policy of accused work to arrive."""
 _LASTING_REFUSALS = frozenset({400, 403, 404, 409, 410, 413, 422})
 """HTTP statuses of an upload for which a retry is useless."""
 _PASSING = frozenset({"ticket_unknown", "worker_not_active"})
@@ -180,7 +178,7 @@ class WorkerLoop:
             first_s=SLOW_PAUSE_S,
             longest_s=LONGEST_SLOW_PAUSE_S,
         )
-        self.defence = Defence(context, self._recheck)
+        self.defence = Defence(context, self._arrives, self._recheck)
         self._noting = asyncio.Lock()
         self._no_ticket_because: str | None = None
         self._posted: deque[int] = deque(maxlen=100_000)
@@ -202,6 +200,7 @@ class WorkerLoop:
         finally:
             for each in self.loops:
                 each.compute.close()
+            await self.defence.close()
 
     def take_helpers(self, helpers: Iterable[WorkerLoop]) -> None:
         """Add other loops of this node, which also work on tickets."""
@@ -752,18 +751,16 @@ class WorkerLoop:
 
     # 11. dispute
 
+    async def _arrives(self, policy: Policy) -> None:
+        if self.station.loaded != policy:
+            await self._fetched(*policy)
+
     async def _recheck(self, claim: ClaimedWork, data: bytes) -> FailedCheck | None:
         """Apply the validators' checks 2 to 7 to work of this node."""
         assert claim.ticket is not None  # check 1
-        policy = claim.ticket.policy_version, claim.ticket.policy_root
-        if self.station.loaded != policy:
-            # The bound ends before the engine computes: a thread cannot be stopped, and needs the
-            # policy until it returns.
-            async with asyncio.timeout(CONTEST_S):
-                await self._fetched(*policy)
         rows = await self.compute.run(decode_rollouts, data)
-        context = self.context
-        async with self.policy(*policy):
+        context, ticket = self.context, claim.ticket
+        async with self.policy(ticket.policy_version, ticket.policy_root):
             judgement = await self.compute.run(examine, claim, rows, context.rules, context.engine)
         return judgement.finding
 

@@ -45,7 +45,7 @@ from muster.chain import (
 from muster.client.chain_facts import Times
 from muster.client.outage import Outage
 from muster.client.sources import named_sources
-from muster.client.worker import loop
+from muster.client.worker import defence
 from muster.client.worker.defence import HONEST
 from muster.client.worker.journal import SignedSubmission
 from muster.client.worker.loop import WorkerLoop
@@ -1560,10 +1560,10 @@ async def test_accusation_that_cannot_be_checked_does_not_delay_the_claim_about_
     made = note_claims(monkeypatch)
     first = await fill(desk, TICKET)
     second = await fill(desk, newer_policy(desk, index=1))
-    monkeypatch.setattr(loop, "CONTEST_S", 0.0)
+    monkeypatch.setattr(defence, "CONTEST_S", 0.0)
 
     async def fetch(*_: Any) -> Any:
-        monkeypatch.setattr(loop, "CONTEST_S", 300.0)
+        monkeypatch.setattr(defence, "CONTEST_S", 300.0)
         if others == "are silent":
             await asyncio.Event().wait()
         raise PolicyUnavailable("no relay shows it")
@@ -1579,6 +1579,75 @@ async def test_accusation_that_cannot_be_checked_does_not_delay_the_claim_about_
     desk.duty.accused.clear()
     await desk.loop.settle()
     assert not desk.loop.defence.waits_until
+
+
+class Slow:
+    """Fetches policies, in longer than one try of a dispute waits for them."""
+
+    def __init__(self) -> None:
+        self.begun = self.ended = 0
+        self.arrives = asyncio.Event()
+        self.failure: Exception | None = None
+
+    async def fetch(self, _run_id: RunId, version: PolicyVersion, _root: Hash32) -> Path:
+        self.begun += 1
+        try:
+            await self.arrives.wait()
+        finally:
+            self.ended += 1
+        if self.failure:
+            raise self.failure
+        return Path(f"v{version}")
+
+
+async def wait_for_a_slow_policy(desk: Silenced, monkeypatch: pytest.MonkeyPatch) -> Slow:
+    """Have work called fraud whose policy has to be fetched again, and disputed three times."""
+    retry_at_once(desk)
+    monkeypatch.setattr(defence, "CONTEST_S", 0.0)
+    await desk.call_fraud()
+    desk.loop.station.loaded = None
+    slow = Slow()
+    desk.fetcher.fetch = slow.fetch  # type: ignore[method-assign]
+    for _ in range(3):
+        await desk.loop.settle()
+    assert (slow.begun, slow.ended) == (1, 0)
+    monkeypatch.setattr(defence, "CONTEST_S", 300.0)
+    return slow
+
+
+@pytest.mark.parametrize("failure", [None, PolicyUnavailable("no relay shows it")])
+async def test_fetch_for_a_dispute_goes_on_between_its_tries(
+    desk: Silenced, monkeypatch: pytest.MonkeyPatch, failure: Exception | None
+) -> None:
+    made = note_claims(monkeypatch)
+    slow = await wait_for_a_slow_policy(desk, monkeypatch)
+    slow.failure = failure
+    slow.arrives.set()
+    await desk.loop.settle()
+    assert len(made) == (0 if failure else 1)
+    slow.failure = None
+    await desk.loop.settle()
+    assert len(made) == 1
+
+
+async def test_fetch_for_a_dispute_ends_with_it(
+    desk: Silenced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = await wait_for_a_slow_policy(desk, monkeypatch)
+    [judged] = desk.duty.accused.values()
+    desk.now_s = desk.duty.closes_at(judged.batch)
+    for _ in range(2):
+        await desk.loop.settle()
+    assert not desk.duty.accused
+    assert slow.ended == 1
+
+
+async def test_fetch_for_a_dispute_ends_with_the_worker(
+    desk: Silenced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = await wait_for_a_slow_policy(desk, monkeypatch)
+    await run_until(desk.loop, lambda: desk.orchestrator.calls["lease"] > 1)
+    assert slow.ended == slow.begun
 
 
 async def test_banned_worker_stays_until_its_bonds_are_back(desk: Silenced) -> None:
