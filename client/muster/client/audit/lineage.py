@@ -7,8 +7,10 @@ into all earlier ones; the manifests of the earlier versions say which step cons
 Nobody checks that a step consumed as many records as it should have.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -28,6 +30,8 @@ from muster.shardcast import Manifest
 from muster.shardcast.download import ShardClient
 from muster.shardcast.http_client import ConnectsTo, require_url
 
+MANIFESTS_S = 600.0
+"""Seconds for which a relay is asked for the manifests of earlier versions, in all."""
 TAKEN = ("offered", "overturned")
 """Uses that put a record into a version's weights, as far as is known."""
 
@@ -144,17 +148,30 @@ async def fetch_manifests(
     run_id: RunId,
     wanted: Mapping[Hash32, PolicyVersion],
     connects_to: ConnectsTo | None = None,
+    *,
+    within_s: float = MANIFESTS_S,
 ) -> dict[Hash32, bytes]:
-    """Return the manifests that relays have; `wanted` gives versions by root."""
+    """Return the manifests that relays have; `wanted` gives versions by root.
+
+    All relays are asked at the same time, each for at most `within_s` seconds in all.
+    """
     urls = [require_url(relay) for relay in relays]
     client, found = ShardClient(connects_to=connects_to), dict[Hash32, bytes]()
+
+    async def ask(url: str) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                for root, version in wanted.items():
+                    if root in found:
+                        continue
+                    data = await client.manifest(url, run_id, version, root=root)
+                    if isinstance(data, bytes):
+                        found[root] = data
+
     try:
-        for root, version in wanted.items():
+        async with asyncio.TaskGroup() as group:
             for url in urls:
-                data = await client.manifest(url, run_id, version, root=root)
-                if isinstance(data, bytes):
-                    found[root] = data
-                    break
+                group.create_task(ask(url))
     finally:
         client.close()
     return found

@@ -10,6 +10,7 @@
    hidden states
 """
 
+import asyncio
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -107,6 +108,10 @@ HOW_ENGINE = (
     "--device or another machine"
 )
 """What can be done when an engine does not load the policy of that version, or hangs with it."""
+FETCH_S = 3600.0
+"""Seconds after which a policy that relays have not delivered is given up; what came is kept, and
+the next audit goes on with it.
+"""
 T = TypeVar("T")
 Progress = Callable[[int, int, str], None]
 """Called after each outcome: how many were run again, of how many, and the last one's result."""
@@ -124,6 +129,8 @@ class Copies:
     """Folder of fetched policies."""
     orchestrator: str | None = None
     """Orchestrator that is asked for proofs of checking that no folder has."""
+    fetch_s: float = FETCH_S
+    """Deadline of the relays for one policy, in seconds."""
 
 
 def draw(table: OutcomeTable, run_id: RunId, sample: int | None, seed: int) -> list[int]:
@@ -215,8 +222,10 @@ class Rejudge:
         self._copies, self._engine, self._folder = copies, engine, folder
         self._decoder = decoder
         self._rules: Rules | None = None
-        self._given_up: dict[PolicyVersion, str] = {}
-        """Policies that the engine does not load, or that it hangs with, and what it said."""
+        self._given_up: dict[PolicyVersion, tuple[str, str]] = {}
+        """Policies that nobody delivers, that the engine does not load, or that it hangs with: why,
+        and what can be done.
+        """
         self._hung: dict[PolicyVersion, set[Hash32]] = {}
         """The files with which the engine hung, by policy."""
         self._held: tuple[PolicyVersion, Path] | None = None
@@ -281,9 +290,10 @@ class Rejudge:
         version, _ = self._held
         files = self._hung.setdefault(version, set())
         files.add(name)
+        how = HOW_ENGINE.format(version=version)
         if len(files) > 1:
-            self._given_up[version] = str(error)
-        return HOW_ENGINE.format(version=version)
+            self._given_up[version] = str(error), how
+        return how
 
     def _ruling(self, batch: BatchView, position: int) -> int | None:
         """Return the ruling of a jury that stands, as a number; None when validators' record
@@ -345,16 +355,19 @@ class Rejudge:
         if version not in self._run.checkpoints:
             return None
         if version in self._given_up:
-            raise Missing(self._given_up[version], HOW_ENGINE.format(version=version))
-        if self._held is None or self._held[0] != version:
-            self._held = version, await self._verified(version)
-        _, folder = self._held
+            raise Missing(*self._given_up[version])
         try:
+            if self._held is None or self._held[0] != version:
+                self._held = version, await self._verified(version)
+            _, folder = self._held
             with suppress(PolicyBroken):
                 await hold(self._engine, folder, version)
+        except Missing as error:
+            self._given_up[version] = str(error), error.how
+            raise
         except EngineError as error:
-            self._given_up[version] = str(error)
-            raise Missing(str(error), HOW_ENGINE.format(version=version)) from error
+            self._given_up[version] = str(error), HOW_ENGINE.format(version=version)
+            raise Missing(*self._given_up[version]) from error
         return folder
 
     async def _verified(self, version: PolicyVersion) -> Path:
@@ -369,9 +382,14 @@ class Rejudge:
         if self._copies.relays:
             async with Fetcher(self._copies.relays, self._copies.cache, attempts=2) as fetcher:
                 try:
-                    return await fetcher.fetch(run_id, version, root)
+                    async with asyncio.timeout(self._copies.fetch_s):
+                        return await fetcher.fetch(run_id, version, root)
                 except PolicyUnavailable as error:
                     what = f"policy {version} is on no relay: {error}"
+                    raise Missing(what, HOW_POLICIES) from error
+                except TimeoutError as error:
+                    what = f"no relay delivered policy {version} in {self._copies.fetch_s:g} s; "
+                    what += "the next audit goes on with what came"
                     raise Missing(what, HOW_POLICIES) from error
         raise Missing(f"policy {version}, root {hex0x(root)}, is not in the evidence", HOW_POLICIES)
 

@@ -1,12 +1,14 @@
-"""Policies and files of strangers in an audit: one that hangs costs the audit no other version."""
+"""Policies, files and relays of strangers in an audit: one that hangs costs it no other version."""
 
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from worlds.client_chain import make_batch, make_view
 from worlds.client_world import (
     CALIBRATION,
@@ -26,11 +28,19 @@ from worlds.validator_bench import PlainDecoder
 
 from muster.client.audit.contradictions import NotRerun
 from muster.client.audit.evidence import EvidenceFolders
-from muster.client.audit.reexecution import HOW_ENGINE, HOW_MACHINE, Copies, Rejudge
+from muster.client.audit.lineage import fetch_manifests
+from muster.client.audit.reexecution import (
+    HOW_ENGINE,
+    HOW_MACHINE,
+    HOW_POLICIES,
+    Copies,
+    Rejudge,
+)
 from muster.client.disputes.rerun import SILENCE_S
 from muster.inference.loading import engine_of
 from muster.inference.transformers_engine import TransformersEngine
 from muster.inference.vllm.engine import ProcessEngine
+from muster.lab.redteam.hostile.dripping import DrippingRelay, Manner
 from muster.protocol.errors import EngineError, EngineSilent
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.prompts import Prompt
@@ -69,7 +79,14 @@ class Hanging(HashEngine):
 class Audit:
     """An audit of six outcomes, three of each version, whose evidence is whole."""
 
-    def __init__(self, folder: Path, engine: Hanging) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        engine: HashEngine,
+        *,
+        relays: tuple[str, ...] = (),
+        fetch_s: float = 60.0,
+    ) -> None:
         view = make_view()
         run = view.runs[RUN]
         config = run.config
@@ -95,16 +112,15 @@ class Audit:
                 view.batches[number] = make_batch(number, [submission], [record])
         history: Any = SimpleNamespace(ledger=view, domain=DOMAIN)
         decoder: Any = PlainDecoder()
-        copies = Copies(EvidenceFolders([folder]))
+        copies = Copies(EvidenceFolders([folder]), relays, folder / "fetched", fetch_s=fetch_s)
         self.judge = Rejudge(history, run, copies, engine, decoder, folder)
 
     def results(self) -> list[str]:
         """Why each outcome cannot be run again; empty for one that agrees."""
+        return asyncio.run(self.all_of())
 
-        async def all_of() -> list[Any]:
-            return [await self.judge.outcome(row) for row in range(6)]
-
-        found = asyncio.run(all_of())
+    async def all_of(self) -> list[str]:
+        found = [await self.judge.outcome(row) for row in range(6)]
         assert all(each is None or isinstance(each, NotRerun) for each in found), found
         return ["" if each is None else each.how for each in found]
 
@@ -154,6 +170,59 @@ def test_an_engine_that_fails_is_tried_for_every_outcome(tmp_path: Path) -> None
     engine = Hanging(FAILED)
     assert Audit(tmp_path, engine).results() == [HOW_MACHINE] * 3 + [""] * 3
     assert engine.tries == 3
+
+
+async def never(_seconds: float) -> None:
+    """A pause between two drops that never ends."""
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("manner", [Manner.SILENT, Manner.HEAD])
+async def test_a_policy_that_a_relay_never_delivers_is_asked_for_once(
+    tmp_path: Path, manner: Manner
+) -> None:
+    results, asked = await with_a_relay(tmp_path, manner, fetch_s=1.0)
+    assert results == [HOW_POLICIES, HOW_POLICIES, HOW_POLICIES, "", "", ""]
+    assert asked == 1
+
+
+async def test_a_policy_that_a_relay_delivers_is_judged(tmp_path: Path) -> None:
+    results, _ = await with_a_relay(tmp_path, Manner.HONEST, fetch_s=60.0)
+    assert results == [""] * 6
+
+
+@pytest.mark.parametrize("manner", [Manner.SILENT, Manner.HEAD])
+async def test_a_silent_relay_keeps_nobody_from_the_manifests_of_others(
+    tmp_path: Path, manner: Manner
+) -> None:
+    root = publish(tmp_path, VERSION)
+    wanted = {root: VERSION, bytes(32): NEXT}
+    store = ChunkStore(tmp_path / f"store-{VERSION}")
+    silent, honest = Asked(store, manner, pause=never), Asked(store, Manner.HONEST)
+    async with silent.listening() as first, honest.listening() as second:
+        assert set(await fetch_manifests([first, second], RUN, wanted, within_s=2.0)) == {root}
+        assert await fetch_manifests([first], RUN, wanted, within_s=0.2) == {}
+    assert honest.manifests_asked == 2
+
+
+async def with_a_relay(folder: Path, manner: Manner, *, fetch_s: float) -> tuple[list[str], int]:
+    """The audit's results where only a relay has the first version, and how often it was asked for
+    the manifest."""
+    relay = Asked(ChunkStore(folder / f"store-{VERSION}"), manner, pause=never)
+    async with relay.listening() as url:
+        audit = Audit(folder, HashEngine(), relays=(url,), fetch_s=fetch_s)
+        shutil.rmtree(folder / f"v{VERSION}")
+        return await audit.all_of(), relay.manifests_asked
+
+
+class Asked(DrippingRelay):
+    """Counts the requests for manifests."""
+
+    manifests_asked = 0
+
+    async def _answer(self, path: str, start: int, writer: asyncio.StreamWriter) -> None:
+        self.manifests_asked += path.endswith("/manifest")
+        await super()._answer(path, start, writer)
 
 
 def test_policies_of_strangers_are_loaded_in_a_process_of_their_own() -> None:
