@@ -429,10 +429,10 @@ def test_answered_verdict_of_fraud_is_known_after_a_restart(tmp_path: Path) -> N
     with SubmissionJournal(tmp_path) as journal:
         recorded = journal.record(ticket, SIGNED, claimed(ticket, b"one"), b"one")
         journal.finish(recorded, "REJECTED")
-        assert not journal.is_answered(case_id)
+        assert journal.accuse(recorded, case_id)
         journal.answer(recorded, case_id)
     with SubmissionJournal(tmp_path) as journal:
-        assert journal.is_answered(case_id)
-        assert not journal.is_answered(keccak(b"another"))
+        assert not journal.accuse(recorded, case_id)
+        assert journal.accuse(recorded, keccak(b"another"))
         assert not journal.unfinished()
         assert journal.data(recorded) == b"one"

@@ -20,7 +20,7 @@ from muster.protocol.ids import (
     Step,
     to_hash32,
 )
-from muster.protocol.messages import Submission, Ticket, Verdict
+from muster.protocol.messages import OutcomeRecord, Submission, Ticket, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -141,6 +141,15 @@ class SubmissionJournal(Journal):
         """Return the submission recorded for a slot."""
         return self._signed.get(slot)
 
+    def judged(
+        self, run_id: RunId, worker: Address, record: OutcomeRecord
+    ) -> SignedSubmission | None:
+        """Return the submission that an outcome of the worker is about; None if it is about work of
+        another node, or that was never signed."""
+        signed = self._signed.get((run_id, worker, record.step, record.index))
+        is_its = signed is not None and record.file_hash == signed.submission.file_hash
+        return signed if is_its else None
+
     def prove(self, signed: SignedSubmission, proven: BatchPlace) -> None:
         """Store a submission's place on chain, because its source may not show it again."""
         if self._proven.get(signed.slot) == proven:
@@ -209,12 +218,15 @@ class SubmissionJournal(Journal):
         else:
             self._set_aside(signed)
 
-    def accuse(self, signed: SignedSubmission, case_id: Hash32) -> None:
+    def accuse(self, signed: SignedSubmission, case_id: Hash32) -> bool:
         """Keep the file of work that is called fraud until `answer`, where a dispute by hand finds
-        it; `case_id` names the case about the verdict.
+        it; `case_id` names the case about the verdict. Return whether it has no answer yet.
         """
+        if case_id in self._answered:
+            return False
         self._accused[case_id] = signed
         self._set_aside(signed)
+        return True
 
     def answer(self, signed: SignedSubmission, case_id: Hash32) -> None:
         """Mark a verdict of fraud as disputed, or as one that cannot be, and its work as finished;
@@ -258,10 +270,6 @@ class SubmissionJournal(Journal):
         kept.sort(key=lambda each: (each.stem == newest, each.stat().st_mtime))
         for old in kept[:-KEPT_REFUSED]:
             old.unlink(missing_ok=True)
-
-    def is_answered(self, case_id: Hash32) -> bool:
-        """Return whether a verdict of fraud was disputed, or cannot be."""
-        return case_id in self._answered
 
     def discard(self, signed: SignedSubmission) -> None:
         """Delete the file of accepted work."""

@@ -708,21 +708,20 @@ class WorkerLoop:
             self.earned.append((batch.posted_at or 0, record.units * batch.price_per_unit))
         else:
             self.refused += 1
-        slot = (self.context.run_id, self.context.worker, record.step, record.index)
-        signed = self.context.journal.signed_in(slot)
-        if signed is None or record.file_hash != signed.submission.file_hash:
-            return  # of another node of the same worker, or of work that it never signed
+        journal = self.context.journal
+        signed = journal.judged(self.context.run_id, self.context.worker, record)
+        if signed is None:
+            return
         judged = Judged(signed, batch, position)
         if record.verdict is Verdict.FRAUD and self.silence is not None:
             # Disputed whatever was noted before: a slot may be judged in several places.
-            if not self.context.journal.is_answered(judged.case_id):
+            if await asyncio.to_thread(journal.accuse, signed, judged.case_id):
                 _say_not_accepted(signed, record)
-                await asyncio.to_thread(self.context.journal.accuse, signed, judged.case_id)
                 self.silence.accused[judged.case_id] = judged
-        elif slot in self.context.journal.unfinished():
+        elif signed.slot in journal.unfinished():
             await self._note(judged, record)
-        elif is_accepted and slot in self.context.journal.accepted() and self.silence is not None:
-            self.silence.accepted[slot] = judged  # after a restart, or a reorganisation
+        elif is_accepted and signed.slot in journal.accepted() and self.silence is not None:
+            self.silence.accepted[signed.slot] = judged  # after a restart, or a reorganisation
 
     async def _note(self, judged: Judged, record: OutcomeRecord) -> None:
         """Note the outcome of an unfinished submission, unless another batch decides about it."""

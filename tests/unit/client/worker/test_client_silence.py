@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 from collections.abc import Callable, Collection, Iterator
@@ -49,7 +50,7 @@ from muster.client.worker import defence
 from muster.client.worker.defence import HONEST
 from muster.client.worker.journal import SignedSubmission
 from muster.client.worker.loop import WorkerLoop
-from muster.client.worker.process import require_needed
+from muster.client.worker.process import recall_accusations, require_needed
 from muster.client.worker.silence import (
     KEEP_S,
     KEPT_S,
@@ -1762,6 +1763,55 @@ def test_inactive_worker_starts_only_for_work_without_an_outcome(
     desk.journal.finish(signed, "REJECTED")
     with pytest.raises(MusterError, match="may not work"):
         starts()
+
+
+@pytest.mark.parametrize(
+    ("record", "of_batch", "is_answered", "is_accused"),
+    [
+        (make_record(Verdict.FRAUD), {}, False, True),
+        (make_record(Verdict.FRAUD), {}, True, False),
+        (make_record(Verdict.REJECTED), {}, False, False),
+        (make_record(Verdict.FRAUD, file_hash=FOREIGN), {}, False, False),
+        (make_record(Verdict.FRAUD, worker_id=WORKER_ID + 1), {}, False, False),
+        (make_record(Verdict.FRAUD), {"run_id": RUN + 1}, False, False),
+        (make_record(Verdict.FRAUD), {"records": None}, False, False),
+    ],
+    ids=[
+        "accused", "answered", "rejected", "another file", "another worker", "another run",
+        "not judged",
+    ],
+)  # fmt: skip
+async def test_inactive_worker_starts_for_accepted_work_that_was_called_fraud_later(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    record: OutcomeRecord,
+    of_batch: dict[str, Any],
+    is_answered: bool,
+    is_accused: bool,
+) -> None:
+    monkeypatch.setattr("muster.client.worker.journal.KEPT_REFUSED", 0)
+    first = Silenced(tmp_path)
+    signed = await accept(first)
+    batch = replace(make_batch(5, [SIGNED.submission], [record]), **of_batch)
+    if is_answered:
+        first.journal.answer(signed, Judged(signed, batch, 0).case_id)
+    first.close()
+    desk = Silenced(tmp_path)
+    desk.view.batches |= {5: batch, 3: first.view.batches[3]}
+    desk.view.workers[WORKER] = make_account(status=WorkerStatus.EXITING)
+    recall_accusations(desk.journal, desk.view, RUN, WORKER)
+    refuses = contextlib.nullcontext() if is_accused else pytest.raises(MusterError, match="exit")
+    with refuses:
+        require_needed(desk.journal, desk.view, RUN, WORKER, NODE)
+    # Files and policies that a dispute needs are not deleted before the loop sees the record.
+    assert desk.journal.open_versions(RUN) == ({TICKET.policy_version} if is_accused else set())
+    if is_accused:
+        other = make_ticket(index=1)
+        work = make_submission(other, [], file_hash=file_hash(b"b"), rollouts=1, units=20)
+        refused = desk.journal.record(other, sign_ticket(other), work, b"b")
+        desk.journal.finish(refused, "REJECTED")
+        assert desk.journal.data(signed) == DATA
+    desk.close()
 
 
 @pytest.mark.parametrize(
