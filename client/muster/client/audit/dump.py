@@ -14,7 +14,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -40,7 +40,7 @@ class DumpedBlock:
     """Its number and hash."""
     timestamp: int
     """Its time, Unix seconds."""
-    logs: Sequence[Mapping[str, Any]]
+    logs: Collection[Mapping[str, Any]]
     """The contracts' logs, in order."""
     header: Mapping[str, Any] | None = None
     """Its header, if the dump has it."""

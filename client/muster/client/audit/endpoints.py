@@ -1,6 +1,6 @@
 """Reads a chain's history from RPC endpoints that may lie, and proves what they show.
 
-1. the first endpoint's events are read and decoded; for a dump or a proof, the raw logs are kept
+1. the first endpoint's events go to the ledger; for a dump or a proof, the raw logs are kept
 2. every further endpoint is asked for the same blocks and logs
 3. `blocks` proves header and receipts of every block with events; `chain` proves every header since
    the contracts were deployed, each naming the one before, so that no block can be left out; a
@@ -8,16 +8,19 @@
 """
 
 import contextlib
+import json
+import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from muster.chain import BlockId, Chain, Deployment, EventReader, Poll
+from muster.chain import BlockId, Chain, Deployment, EventReader, apply_poll
 from muster.chain.reader import logs_between
 from muster.chain.rpc import Call, Rpc, from_hex
 from muster.client.audit.contradictions import Check, Contradiction, Kind, ProofLevel, summarise
 from muster.client.audit.dump import DumpedBlock, DumpWriter
+from muster.client.audit.ledger import Ledger
 from muster.client.audit.proving import (
     HEADER_FIELDS,
     LogKey,
@@ -38,47 +41,59 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class RawPoll:
-    """A history from one endpoint."""
+class RawHistory:
+    """A history from one endpoint, besides its events."""
 
-    poll: Poll
-    """The decoded events and the head."""
+    head: BlockId
+    """The block up to which it was read."""
     blocks: dict[int, DumpedBlock] = field(default_factory=dict)
     """The raw blocks with events; empty unless they are kept."""
 
 
-async def read_source(chain: Chain, *, keeps_logs: bool) -> RawPoll:
-    """Return the history that one endpoint shows, with the raw logs if they are to be kept. No
-    cached file of logs is used.
+class PackedLogs(Collection[Mapping[str, Any]]):
+    """A block's raw logs in a third of their memory: each is parsed when it is looked at."""
+
+    def __init__(self) -> None:
+        self._packed: dict[int, bytes] = {}
+
+    def add(self, log: Mapping[str, Any]) -> None:
+        """Add a log; one of the same index is replaced, as a range may be read again."""
+        self._packed[from_hex(log["logIndex"])] = zlib.compress(json.dumps(log).encode(), 1)
+
+    def __len__(self) -> int:
+        return len(self._packed)
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        return (json.loads(zlib.decompress(self._packed[at])) for at in sorted(self._packed))
+
+    def __contains__(self, log: object) -> bool:
+        return any(log == each for each in self)
+
+
+async def read_source(chain: Chain, ledger: Ledger, *, keeps_logs: bool) -> RawHistory:
+    """Apply the history that one endpoint shows to an empty ledger; return it with the raw logs if
+    they are to be kept. No cached file of logs is used.
     """
-    # By block hash and log index, so that reading a range again overwrites.
-    kept: dict[tuple[str, int], Mapping[str, Any]] = {}
+    kept = defaultdict[tuple[int, str], PackedLogs](PackedLogs)
 
     def keep(logs: Iterable[Mapping[str, Any]]) -> None:
         for log in logs if keeps_logs else ():
             # A log without one of our events may have any form: it is not compared either.
             with contextlib.suppress(KeyError, AttributeError):
                 if not log.get("removed"):
-                    kept[log["blockHash"].lower(), from_hex(log["logIndex"])] = log
+                    kept[from_hex(log["blockNumber"]), log["blockHash"].lower()].add(log)
 
     poll = await EventReader(chain, on_logs=keep).poll()
-    return RawPoll(poll, _blocks_of(poll, kept))
-
-
-def _blocks_of(
-    poll: Poll, heard: Mapping[tuple[str, int], Mapping[str, Any]]
-) -> dict[int, DumpedBlock]:
-    times = {event.block_number: event.block_timestamp for event in poll.events}
-    hashes = {event.block_number: event.block_hash for event in poll.events}
-    logs: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
-    for (block_hash, _), log in sorted(heard.items(), key=lambda item: item[0][1]):
-        number = from_hex(log["blockNumber"])
-        if number in hashes and to_hash32(block_hash) == hashes[number]:
-            logs[number].append(log)
-    return {
-        number: DumpedBlock(BlockId(number, hashes[number]), times[number], logs[number])
-        for number in sorted(logs)
+    apply_poll(ledger, poll)
+    blocks = {
+        event.block_number: DumpedBlock(
+            BlockId(event.block_number, event.block_hash),
+            event.block_timestamp,
+            kept[event.block_number, hex0x(event.block_hash)],
+        )
+        for event in (poll.events if keeps_logs else ())
     }
+    return RawHistory(poll.head, blocks)
 
 
 def contract_addresses(deployment: Deployment) -> frozenset[str]:
@@ -92,13 +107,13 @@ def contract_addresses(deployment: Deployment) -> frozenset[str]:
 
 
 async def prove(
-    chain: Chain, heard: RawPoll, proof: ProofLevel, dump: DumpWriter | None = None
+    chain: Chain, heard: RawHistory, proof: ProofLevel, dump: DumpWriter | None = None
 ) -> Check:
     """Return whether an endpoint's answers prove its events; raises ConfigError when it does not
     give the headers or receipts for a proof. Each block goes with these to the `dump`, and `heard`
     loses it: of a long history they do not fit into memory.
     """
-    addresses, head = contract_addresses(chain.deployment), heard.poll.head
+    addresses, head = contract_addresses(chain.deployment), heard.head
     found: list[Contradiction] = []
     numbers = list(heard.blocks)
     if proof is ProofLevel.CHAIN:
@@ -146,10 +161,10 @@ def check_block(
 
 
 async def _prove_chain(
-    chain: Chain, heard: RawPoll, addresses: frozenset[str]
+    chain: Chain, heard: RawHistory, addresses: frozenset[str]
 ) -> list[Contradiction]:
     """Return what is wrong with the headers from the deployment to the head."""
-    head = heard.poll.head
+    head = heard.head
     found: list[Contradiction] = []
     before: Hash32 | None = None
     for first in range(chain.deployment.deploy_block, head.number + 1, HEADERS_AT_ONCE):
@@ -220,13 +235,13 @@ def _all_of(rpc: Rpc, method: str, answers: list[Any], kind: type) -> list[Any]:
 # Several endpoints
 
 
-async def compare(heard: RawPoll, first: Rpc, other: Chain) -> Check:
+async def compare(heard: RawHistory, first: Rpc, other: Chain) -> Check:
     """Return whether another endpoint shows the same blocks and logs up to the same head."""
     found = [
         Contradiction(Kind.SOURCE_DISAGREES, what, block=number)
         for number, what in await _differences(heard, first, other)
     ]
-    head = heard.poll.head
+    head = heard.head
     return summarise(
         f"{other.rpc.masked_url} shows the same history",
         found,
@@ -234,8 +249,8 @@ async def compare(heard: RawPoll, first: Rpc, other: Chain) -> Check:
     )
 
 
-async def _differences(heard: RawPoll, first: Rpc, other: Chain) -> list[tuple[int, str]]:
-    head = heard.poll.head
+async def _differences(heard: RawHistory, first: Rpc, other: Chain) -> list[tuple[int, str]]:
+    head = heard.head
     ours = {number: block.block.hash for number, block in heard.blocks.items()}
     ours[head.number] = head.hash
     numbers = sorted(ours)
@@ -253,7 +268,7 @@ async def _differences(heard: RawPoll, first: Rpc, other: Chain) -> list[tuple[i
 
 
 async def _differing_logs(
-    heard: RawPoll, first: Rpc, other: Chain, last: int
+    heard: RawHistory, first: Rpc, other: Chain, last: int
 ) -> list[tuple[int, str]]:
     ours = {(n, log_key(log)) for n, block in heard.blocks.items() for log in block.logs}
     theirs: set[tuple[int, LogKey]] = set()

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from muster.chain import BlockId, Chain, Deployment, RunView, apply_poll
+from muster.chain import BlockId, Chain, Deployment, RunView
 from muster.chain.abi import EventTable
 from muster.client.audit.contradictions import Check, Contradiction, ProofLevel, summarise
 from muster.client.audit.dump import DumpedBlock, DumpEnd, DumpReader, writing_dump
@@ -126,9 +126,9 @@ async def _read_rpc(wanted: HistorySource, dump_to: Path | None) -> ChainHistory
         chain, others = chains[0], chains[1:]
         is_proven = wanted.proof is not ProofLevel.NONE
         keeps_logs = dump_to is not None or is_proven or bool(others)
-        heard = await read_source(chain, keeps_logs=keeps_logs)
-        ledger, head = Ledger(), heard.poll.head
-        apply_poll(ledger, heard.poll)
+        ledger = Ledger()
+        heard = await read_source(chain, ledger, keeps_logs=keeps_logs)
+        head = heard.head
         is_one = wanted.run_id in ledger.runs
         asked = of_run(ledger, wanted.run_id) if wanted.run_id and is_one else ledger
         # Before anything that takes long: an endpoint keeps the states of few blocks.

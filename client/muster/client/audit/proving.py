@@ -6,8 +6,10 @@ block's hash fixes its events. No hash tells whether the block is on the chain t
 follows: that takes a second endpoint, or a hash known from elsewhere.
 """
 
+import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from hashlib import sha256
 from typing import Any
 
 import rlp
@@ -210,17 +212,17 @@ def check_logs(
     ]
 
 
-LogKey = tuple[int, str, str, tuple[str, ...], str]
-"""A log's index in its block, transaction, address, topics and data."""
+LogKey = tuple[int, str, str, bytes]
+"""A log's index in its block, transaction, address, and the hash of its topics and data."""
 
 
 def log_key(log: Mapping[str, Any]) -> LogKey:
     """Return a log's identity, the same from any endpoint; raises EncodingError when malformed."""
     try:
-        topics = tuple(topic.lower() for topic in log["topics"])
+        contents = [[topic.lower() for topic in log["topics"]], log["data"].lower()]
         place = int(log["logIndex"], 16)
         tx, address = log["transactionHash"].lower(), log["address"].lower()
-        return place, tx, address, topics, log["data"].lower()
+        return place, tx, address, sha256(json.dumps(contents).encode()).digest()
     except _MALFORMED as error:
         raise EncodingError(f"malformed log: {error}") from error
 

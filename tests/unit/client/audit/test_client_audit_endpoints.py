@@ -1,20 +1,25 @@
-"""What an audit keeps in memory of a long history: blocks are proven some at a time."""
+"""What an audit keeps in memory of a long history: raw logs are packed, and blocks are proven some
+at a time.
+"""
 
 from __future__ import annotations
 
 import io
 import json
+import tracemalloc
 import weakref
+from collections.abc import Callable
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from muster.chain import BlockId, Deployment, Poll
+from muster.chain import BlockId, Deployment
 from muster.client.audit.contradictions import Kind, ProofLevel
 from muster.client.audit.dump import DumpedBlock, DumpWriter
-from muster.client.audit.endpoints import RECEIPTS_AT_ONCE, RawPoll, prove
-from muster.client.audit.proving import header_hash, receipts_root
+from muster.client.audit.endpoints import RECEIPTS_AT_ONCE, PackedLogs, RawHistory, prove
+from muster.client.audit.proving import header_hash, log_key, receipts_root
 from muster.protocol.encoding import hex0x
 from muster.protocol.ids import Hash32, to_address, to_hash32
 
@@ -73,11 +78,11 @@ class Endpoint:
         ]
 
 
-def heard_from(endpoint: Endpoint) -> tuple[Any, RawPoll]:
+def heard_from(endpoint: Endpoint) -> tuple[Any, RawHistory]:
     chain = SimpleNamespace(rpc=endpoint, deployment=Deployment(1, 0, {"StakeVault": OURS}, {}))
     head = BlockId(BLOCKS - 1, endpoint.hashes[BLOCKS - 1])
     shown = {n: DumpedBlock(BlockId(n, hashed), 7, []) for n, hashed in endpoint.hashes.items()}
-    return chain, RawPoll(Poll([], None, head), shown)
+    return chain, RawHistory(head, shown)
 
 
 @pytest.mark.asyncio
@@ -125,3 +130,53 @@ async def test_a_block_of_another_hash_is_named_wherever_it_lies() -> None:
     assert [(found.kind, found.block) for found in check.contradictions] == [
         (Kind.SOURCE_HEADER, number)
     ]
+
+
+def posted(index: int) -> dict[str, Any]:
+    """The log of 64 outcomes, each with the hash of its file, as JSON gives it."""
+    rng = Random(index)
+    records = "".join(f"{n:032x}{rng.randbytes(32).hex()}{7:016x}" for n in range(64))
+    log = {"logIndex": hex(index), "blockNumber": "0x7", "blockHash": "0x" + "22" * 32}
+    log |= {"transactionHash": "0x" + rng.randbytes(32).hex(), "address": OURS}
+    return json.loads(json.dumps({**log, "topics": ["0x" + "44" * 32] * 3, "data": "0x" + records}))
+
+
+def test_packed_logs_come_back_whole_in_order_and_once() -> None:
+    packed = PackedLogs()
+    for index in (2, 0, 1, 0):
+        packed.add(posted(index))
+    assert list(packed) == [posted(0), posted(1), posted(2)]
+    assert len(packed) == 3
+    assert posted(1) in packed
+    assert posted(3) not in packed
+
+
+def packed_logs() -> PackedLogs:
+    packed = PackedLogs()
+    for index in range(50):
+        packed.add(posted(index))
+    return packed
+
+
+def bytes_of(make: Callable[[], object]) -> int:
+    """The memory of what a function makes."""
+    tracemalloc.start()
+    made = make()
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    del made
+    return size
+
+
+def test_packed_logs_and_what_is_compared_of_them_take_less_than_half_of_their_memory() -> None:
+    raw = bytes_of(lambda: [posted(index) for index in range(50)])
+    assert bytes_of(packed_logs) < raw / 2
+    assert bytes_of(lambda: {log_key(posted(index)) for index in range(50)}) < raw / 10
+
+
+@pytest.mark.parametrize("change", ["topics", "data", "address", "transactionHash", "logIndex"])
+def test_another_log_has_another_key(change: str) -> None:
+    other = posted(1)
+    other[change] = ["0x00"] if change == "topics" else hex(int(other[change], 16) + 1)
+    assert log_key(other) != log_key(posted(1))
+    assert log_key({**posted(1), "data": posted(1)["data"].upper()}) == log_key(posted(1))
