@@ -206,7 +206,8 @@ class ChunkFolder:
     def find(self, digest: Hash32) -> Region | None:
         """Return where a chunk with matching bytes lies, hashing it on first use; else None.
 
-        A chunk that does not match is deleted, so that it can be fetched again.
+        A chunk that does not match is deleted, so that it can be fetched again. Raises OSError when
+        it cannot be read now, such as with too many open files.
         """
         path = self.path_of(digest)
         try:
@@ -215,7 +216,7 @@ class ChunkFolder:
                 return region
             with path.open("rb", buffering=0) as file:
                 found = region_digest(file.fileno(), 0, region.size)
-        except OSError:
+        except FileNotFoundError:
             return None
         if found == digest:
             self._remember(digest)

@@ -109,7 +109,10 @@ class Originals:
         return stamp.size >= region.offset + region.size
 
     def find(self, digest: Hash32) -> Region | None:
-        """Return where a chunk's bytes lie, hashing them if needed; None if they have changed."""
+        """Return where a chunk's bytes lie, hashing them if needed; None if they have changed.
+
+        Raises OSError when they cannot be read now.
+        """
         with self._lock:
             region, trusted = self._regions.get(digest), self._hashed.get(digest)
         if region is None:
@@ -194,7 +197,7 @@ def sync_files(folder: Path) -> None:
 def _stamp(path: Path) -> Stamp | None:
     try:
         found = os.stat(path)
-    except OSError:
+    except FileNotFoundError:
         return None
     return Stamp(found.st_ino, found.st_size, found.st_mtime_ns)
 
@@ -210,5 +213,5 @@ def _digest_at(region: Region) -> Hash32 | None:
     try:
         with region.path.open("rb", buffering=0) as file:
             return region_digest(file.fileno(), region.offset, region.size)
-    except OSError:
+    except FileNotFoundError:
         return None

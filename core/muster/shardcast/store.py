@@ -219,19 +219,24 @@ class ChunkStore:
         return self._originals.is_checked(digest) or self.chunks.is_checked(digest)
 
     def find(self, digest: Hash32) -> Region | None:
-        """Return where a verified chunk lies, or None. May hash it: see `is_checked`."""
+        """Return where a verified chunk lies, or None. May hash it: see `is_checked`. Raises
+        OSError when it cannot be read now.
+        """
         was_stored = self._originals.is_indexed(digest) or self.chunks.path_of(digest).exists()
         region = self._originals.find(digest) or self.chunks.find(digest)
         if region is None and not was_stored and self._learn_originals():
             return self.find(digest)
         if region is None and was_stored:
+            lacking = {key for key in self.stored() if digest in self._digests(key)}
             with self._state:
-                self._complete.clear()
+                self._complete -= lacking
             self._changed()
         return region
 
     def unpack(self, manifest: Manifest, folder: Path) -> None:
-        """Write a version's files into a folder; raises StorageError when a chunk is missing."""
+        """Write a version's files into a folder; raises StorageError when a chunk is missing,
+        OSError when one cannot be read.
+        """
         for file in manifest.files:
             with (folder / file.name).open("wb") as target:
                 for digest in file.chunks:

@@ -29,10 +29,11 @@ from muster.protocol.errors import EncodingError, StorageError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.shardcast import ChunkStore, Manifest, state_hash
 from muster.shardcast.chunks import STALE_AFTER_S, TEMPORARY_PREFIX, VerifyingSink, temporary_name
+from muster.shardcast.manifest import ChunkSpan
 from muster.shardcast.originals import hash_file
 
 POLICY = {"config.json": b"{}", "model.safetensors": os.urandom(3 * CHUNK_BYTES + 5), "empty": b""}
-V1 = PolicyVersion(1)
+V1, V2 = PolicyVersion(1), PolicyVersion(2)
 
 
 def chunk_names(store: ChunkStore) -> set[str]:
@@ -208,6 +209,57 @@ def test_corrupt_chunk_is_dropped_before_it_is_served(
     assert not restarted.chunks.path_of(digest).exists()
     assert restarted.versions(RUN) == []
     assert [s.digest for s in restarted.missing(manifest)] == [digest]
+
+
+def test_corrupt_chunk_makes_no_other_version_be_looked_at_again(
+    store: ChunkStore, origin: ChunkStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version in (V1, V2):
+        manifest = publish(origin, policy(version), version)
+        store.begin(manifest, SIGNATURE)
+        fill(store, origin, manifest)
+    restarted, looked_at = ChunkStore(store.folder), list[PolicyVersion]()
+    assert restarted.versions(RUN) == [V2, V1]
+    missing = restarted.missing
+
+    def look(manifest: Manifest) -> list[ChunkSpan]:
+        looked_at.append(manifest.version)
+        return missing(manifest)
+
+    monkeypatch.setattr(restarted, "missing", look)
+    digest = next(s.digest for s in manifest.spans() if s.size == CHUNK_BYTES)
+    restarted.chunks.path_of(digest).write_bytes(b"damage")
+    assert restarted.find(digest) is None
+    assert restarted.versions(RUN) == [V1]
+    assert looked_at == [V2]
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.EIO])
+@pytest.mark.parametrize("is_origin", [True, False])
+def test_chunk_that_cannot_be_read_now_is_neither_absent_nor_forgotten(
+    store: ChunkStore,
+    origin: ChunkStore,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    is_origin: bool,
+) -> None:
+    manifest = publish(origin, POLICY)
+    store.begin(manifest, SIGNATURE)
+    fill(store, origin, manifest)
+    restarted = ChunkStore(origin.folder if is_origin else store.folder)
+    assert restarted.versions(RUN) == [V1]
+    digest = next(manifest.spans()).digest
+
+    def refuse(*_: object, **_options: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", refuse)
+        with pytest.raises(OSError, match=os.strerror(code)):
+            restarted.find(digest)
+        patched.setattr(restarted, "manifest", refuse)
+        assert restarted.versions(RUN) == [V1]
+    assert read_back(restarted, manifest) == POLICY
 
 
 @pytest.mark.parametrize("damage", [b"", b"\0" * 5, b"\0" * 4 * CHUNK_BYTES])
