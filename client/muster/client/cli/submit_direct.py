@@ -252,7 +252,7 @@ def _worker_of(view: ChainView, node: Address) -> Address:
 async def _plans(duty: SilenceDuty) -> list[_NextStep]:
     plans = []
     at = await duty.chain.now()
-    await duty.look_for_others()
+    await duty.elsewhere.look()
     for signed in list(duty.context.journal.unfinished().values()):
         if signed.submission.run_id != duty.context.run_id:
             continue
@@ -326,7 +326,7 @@ async def _carry_out(duty: SilenceDuty, read: Any, plan: _NextStep) -> list[str]
         batch, step = duty.next_of(plan.signed, own, at, is_refused=True)
     taken: set[str] = set()
     for _ in range(ROOM_TRIES):
-        if await duty.deposit(plan.signed, taken):
+        if await duty.deposits.deposit(plan.signed, taken):
             break
         await asyncio.sleep(ROOM_PAUSE_S)
     return transactions

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from muster.chain.structs import LeasedWork
 from muster.client.finite_policies import FinitePolicies
 from muster.inference.engine import Progress
 from muster.lifecycle import uptime_s
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from muster.chain import ChainView, RunView
     from muster.client.chain_facts import HistoryView
     from muster.client.validator.judging import Rules
-    from muster.client.worker.journal import SubmissionJournal
+    from muster.client.worker.journal import SignedSubmission, SubmissionJournal
     from muster.inference import InferenceEngine
     from muster.protocol.eip712 import Domain
     from muster.protocol.messages import Submission
@@ -243,6 +244,11 @@ class NodeContext:
     def sign(self, submission: Submission) -> bytes:
         """Return the node's signature of a submission."""
         return sign(digest(self.domain, submission.struct_hash()), self.key)
+
+    def work(self, signed: SignedSubmission) -> LeasedWork:
+        """Return a submission with all its proofs."""
+        signature = self.sign(signed.submission)
+        return LeasedWork(signed.submission, signature, signed.ticket, signed.ticket_signature)
 
 
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)

@@ -8,9 +8,12 @@ conceded, or can be disputed no more: whatever fails before is tried again.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+from muster.chain import ClaimView
+from muster.chain.structs import CommittedWork
 from muster.client.chain_facts import entry_of
+from muster.client.disputes.claims import claim
 from muster.client.disputes.rerun import claim_of
 from muster.client.outage import SURVIVED, Outage
 from muster.client.validator.checks import ClaimedWork, FailedCheck, check_claim
@@ -18,7 +21,7 @@ from muster.client.worker.context import Policy, WorkerContext
 from muster.client.worker.silence import Judged, SilenceDuty
 from muster.protocol.errors import ConfigError, ContractRevert
 from muster.protocol.ids import Hash32
-from muster.protocol.jury import Ruling
+from muster.protocol.jury import Ruling, is_same
 from muster.protocol.messages import Reason, Verdict
 
 logger = logging.getLogger(__name__)
@@ -92,7 +95,7 @@ class Defence:
             return
         about, ruling = self._found.get(accused.case_id, (None, None))
         if about is not accused:
-            ruling = await self._judge(silence, accused)
+            ruling = await self._judge(accused)
         if ruling is None:
             self._report("the file of work that was called fraud is lost", accused)
             return
@@ -102,7 +105,7 @@ class Defence:
             self._report(said, accused)
             return
         async with asyncio.timeout(CLAIM_S):
-            await silence.claim(accused, ruling)
+            await self.claim(silence, accused, ruling)
 
     async def _is_over(self, silence: SilenceDuty, accused: Judged) -> bool:
         """Return whether no claim about a verdict is possible any more."""
@@ -111,7 +114,7 @@ class Defence:
             return case.closed
         return await self._context.now() >= silence.closes_at(accused.batch)
 
-    async def _judge(self, silence: SilenceDuty, accused: Judged) -> Ruling | None:
+    async def _judge(self, accused: Judged) -> Ruling | None:
         """Return the ruling of the validators' own checks on this machine; None if the file is
         lost.
         """
@@ -119,12 +122,12 @@ class Defence:
         data = await asyncio.to_thread(context.journal.data, signed)
         if data is None:
             return None
-        entry = entry_of(silence.work(signed), batch.committed_at)
-        claim = claim_of(context.view, batch, entry, accused.position, context.domain)
-        finding = check_claim(claim)
+        entry = entry_of(context.work(signed), batch.committed_at)
+        work = claim_of(context.view, batch, entry, accused.position, context.domain)
+        finding = check_claim(work)
         if finding is None:
             await self._arrived(_policy_of(accused))
-            finding = await self._recheck(claim, data)
+            finding = await self._recheck(work, data)
         return Ruling(finding.verdict, finding.reason) if finding else HONEST
 
     async def _arrived(self, policy: Policy) -> None:
@@ -138,6 +141,41 @@ class Defence:
             await asyncio.wait([fetch])
         del self._arriving[policy]
         fetch.result()
+
+    async def claim(self, silence: SilenceDuty, judged: Judged, ruling: Ruling) -> None:
+        """Demand a ruling in the place of a verdict of fraud from the network's jurors;
+        `SilenceDuty.fill_rooms` shows them the file. Raises MusterError when that is not possible.
+        """
+        signed, batch = judged.signed, judged.batch
+        context, proof = self._context, batch.prove(judged.position)
+        case = context.view.cases.get(judged.case_id)
+        made = case.claims if case else ()
+        # A stranger's claim may name no room in which jurors find the file.
+        accounts = silence.chain.account, context.worker
+        own = (each for each in made if each.claimant in accounts)
+        if not any(is_same(each.ruling, ruling.number) for each in own):
+            silence.require_bench()
+            await silence.provide_bond()
+            siblings = self._siblings(judged, made)
+            work = CommittedWork(signed.submission, context.sign(signed.submission), siblings)
+            await claim(silence.chain, proof, work, ruling, silence.sources, key=context.key)
+            fields = {**signed.fields, "ruling": str(ruling)}
+            logger.warning("claimed before jurors that the work is no fraud", extra=fields)
+        silence.deposits.forget(signed)
+        silence.claimed[judged.case_id] = judged
+
+    def _siblings(self, judged: Judged, made: Sequence[ClaimView]) -> tuple[Hash32, ...]:
+        """Return the proof that a batch holds judged work, from the journal or a claim in the case;
+        empty where nobody has shown it, so that the record names the work.
+        """
+        signed, batch = judged.signed, judged.batch
+        proven = self._context.journal.proven(signed)
+        if proven and proven.name == batch.name:
+            return proven.proof
+        # Once a claim has a proof, the contract refuses claims without one.
+        about = (each for each in made if each.submission == signed.submission)
+        shown = (each.proof for each in about if batch.is_proven(each, judged.position))
+        return next(shown, ())
 
     async def _close(self, silence: SilenceDuty, judged: Judged) -> None:
         """Note that a verdict of fraud was disputed or cannot be."""

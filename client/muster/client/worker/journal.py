@@ -51,6 +51,11 @@ class SignedSubmission:
         """The slot it fills."""
         return slot_of(self.ticket)
 
+    @property
+    def fields(self) -> dict[str, object]:
+        """The fields of a log line that name it."""
+        return {"step": self.ticket.step, "index": self.ticket.index}
+
 
 @dataclass(frozen=True, slots=True)
 class BatchPlace:

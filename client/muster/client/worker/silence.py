@@ -5,7 +5,6 @@
   split      split its submission off a batch that nobody judged
   summon     call judges of the network for it
   void       declare void what they did not see either, so that the bond is returned
-  claim      dispute a verdict of fraud by a quorum of the run
   settle     close cases that it opened and nobody closed
 
 File and proofs go into the rooms of relays, which are named as sources on chain. The next step
@@ -14,45 +13,34 @@ submission, and gas, are at risk; both belong to the node.
 """
 
 import asyncio
-import contextlib
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 
 from muster.api import BatchEntry
-from muster.chain import BatchView, CaseView, Chain, ChainView, ClaimView, Receipt, StreamItem
-from muster.chain.structs import (
-    BatchStatus,
-    CommittedWork,
-    LeasedWork,
-)
-from muster.client.chain_facts import ChainClock, Times, entry_of
+from muster.chain import BatchView, CaseView, Chain, ChainView, Receipt
+from muster.chain.structs import BatchStatus
+from muster.client.chain_facts import ChainClock, Times
 from muster.client.disputes.cases import eligible_jurors
-from muster.client.disputes.claims import OVERTAKEN, claim, close_case
+from muster.client.disputes.claims import OVERTAKEN, close_case
 from muster.client.disputes.unsettled import return_bond
-from muster.client.outage import SURVIVED, Steps, serve_forever
+from muster.client.outage import Steps, serve_forever
 from muster.client.quantities import format_tokens
 from muster.client.sources import Sources, named_sources
 from muster.client.validator.batches import is_misdeclared
 from muster.client.worker.context import NodeContext
-from muster.client.worker.journal import BatchPlace, SignedSubmission, Slot, slot_of
+from muster.client.worker.deposits import Deposits
+from muster.client.worker.elsewhere import LONGEST_ASK_S, LOOK_UP_S, Elsewhere
+from muster.client.worker.journal import BatchPlace, SignedSubmission, Slot
 from muster.lifecycle import run_beside, uptime_s
-from muster.protocol.eip712 import signer_of
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ApiError, ConfigError
-from muster.protocol.ids import Address, Hash32
-from muster.protocol.jury import Ruling, is_same, summons_of
+from muster.protocol.ids import Hash32
+from muster.protocol.jury import summons_of
 from muster.protocol.merkle import batch_proof, batch_root
-from muster.protocol.messages import (
-    COMMIT_GRACE_S,
-    OutcomeRecord,
-    Reason,
-    Submission,
-    Ticket,
-)
+from muster.protocol.messages import COMMIT_GRACE_S, Reason
 
 logger = logging.getLogger(__name__)
 
@@ -63,14 +51,8 @@ RETRY_S = 5.0
 KEEP_S = 600
 """Seconds after a challenge window during which accepted files are kept: the view of the chain may
 be some blocks behind, and not show the last cases."""
-ASK_S, LONGEST_ASK_S = 2.0, 60.0
-"""Shortest and longest pause in seconds between two queries for a submission's batch."""
-LOOK_UP_S = 5.0
-"""Deadline in seconds for one round of queries."""
-LONGEST_OFFER_S = 60.0
-"""Longest pause in seconds between two offers of work to rooms that refused it."""
-KEPT_S = 300.0
-"""Seconds after which rooms that had work are asked whether they still do."""
+ASK_S = 2.0
+"""Shortest pause in seconds between two queries for a submission's batch."""
 _OVERTAKEN = OVERTAKEN | {
     "CourtBondHeld",
     "CourtCaseExists",
@@ -174,20 +156,6 @@ class Judged:
         return (self.batch.records or ())[self.position].leaf(self.batch.batch_id, self.position)
 
 
-@dataclass(slots=True)
-class _Offers:
-    """The offers of a piece of work to rooms."""
-
-    taken: set[str] = field(default_factory=set)
-    """URLs of the rooms that have it."""
-    is_over: bool = False
-    """Whether all rooms had it the last time."""
-    pause_s: float = RETRY_S
-    """Pause in seconds after the next refusal."""
-    again_at: float = 0.0
-    """Clock time of the next offer."""
-
-
 @dataclass(frozen=True, slots=True)
 class _LastQuery:
     """The last query to the orchestrator about a submission."""
@@ -219,7 +187,6 @@ class SilenceDuty:
         """
         self.context = context
         self.chain = chain
-        self._open_rooms = open_rooms
         self.times = times
         self.refused: dict[Slot, str] = {}
         """Work that the orchestrator refused, with its reason."""
@@ -235,20 +202,12 @@ class SilenceDuty:
         self._steps = Steps(clock, retry_s=RETRY_S, overtaken=_OVERTAKEN)
         self._asked: dict[Slot, _LastQuery] = {}
         self._returned = set[int]()
-        self._offers: dict[Hash32, _Offers] = {}
-        self._read_stream: list[StreamItem] | None = None
-        self._read_for: Address | None = None
-        self._read_count = 0
-        """Items of this stream that were compared with the journal, for this node."""
-        self._unproven = deque[StreamItem]()
-        """Those of them that the journal lacks; the one that is asked for next is first."""
-        self._look_again_at = 0.0
-        """Clock time of the next look for their signatures."""
-        self._lacking: OutcomeRecord | None = None
-        """One of them that this node signed."""
+        self.elsewhere = Elsewhere(context, open_rooms, self._steps.report, clock)
+        self.deposits = Deposits(context, open_rooms, self._steps.report, clock)
 
     @property
-    def _sources(self) -> list[str]:
+    def sources(self) -> list[str]:
+        """URLs that are published on chain as sources of the work."""
         return named_sources(self._named())
 
     async def run(self) -> None:
@@ -262,11 +221,6 @@ class SilenceDuty:
     def own_work(self) -> Mapping[Hash32, BatchView]:
         """The batches that the worker committed directly or split off, by leaf."""
         return self.context.view.own_work.get((self.context.run_id, self.context.worker), {})
-
-    def work(self, signed: SignedSubmission) -> LeasedWork:
-        """Return a submission with all its proofs."""
-        signature = self.context.sign(signed.submission)
-        return LeasedWork(signed.submission, signature, signed.ticket, signed.ticket_signature)
 
     def own_batch(self, signed: SignedSubmission) -> BatchView | None:
         """Return the batch in which the worker committed a submission directly."""
@@ -339,7 +293,7 @@ class SilenceDuty:
         if not (waiting or cases or bonds or self.accepted):
             return
         if waiting:
-            await self.look_for_others()
+            await self.elsewhere.look()
         await self._look_up_all([each for each in waiting if each.submission.leaf() not in own])
         at = await self._time.now()
         for signed in waiting:
@@ -362,7 +316,7 @@ class SilenceDuty:
             return  # dropped while others were served
         batch, step = self.next_of(signed, own, at, is_refused=is_refused)
         if batch is not None and batch.is_void:
-            logger.warning("work is void, nobody judged it", extra=_about(signed))
+            logger.warning("work is void, nobody judged it", extra=signed.fields)
             await asyncio.to_thread(journal.finish, signed, "VOID")
         elif step is not None:
             await self._steps.take(signed.slot, step, partial(self.act, step, signed, batch))
@@ -391,94 +345,17 @@ class SilenceDuty:
         """
         context, slot = self.context, (signed.ticket.step, signed.ticket.index)
         own = [batch.work.submission for batch in self.own_work.values() if batch.work]
-        if self._lacking is not None:
+        if self.elsewhere.lacking is not None:
             self._steps.report(
                 context.run_id,
                 "the journal lacks accepted work of this node: nothing is submitted directly",
-                step=self._lacking.step,
-                index=self._lacking.index,
+                step=self.elsewhere.lacking.step,
+                index=self.elsewhere.lacking.index,
                 hint="put the newest --state-dir back and stop any other process with the node's "
                 "key; if the folder is lost, muster node rotate makes another node",
             )
-        is_incomplete = self._lacking is not None or context.held.fault is not None
+        is_incomplete = self.elsewhere.lacking is not None or context.held.fault is not None
         return is_incomplete or any((work.step, work.index) == slot for work in own)
-
-    async def look_for_others(self) -> None:
-        """Look for this node's signature on accepted work that its journal lacks, for a few seconds
-        only. A record alone does not count: a run could invent it for nothing.
-        """
-        has_news, now = self._read_outcomes(), self._clock()
-        if self._lacking is not None or not (has_news or now >= self._look_again_at):
-            return
-        self._look_again_at = now + LONGEST_ASK_S
-        try:
-            async with asyncio.timeout(LOOK_UP_S):
-                for _ in range(len(self._unproven)):
-                    item = self._unproven[0]
-                    self._unproven.rotate(-1)
-                    if await self._is_signed(item):
-                        self._lacking = item.record
-                        return
-                    what = "the journal lacks accepted work, and nobody shows this node's signature"
-                    self._steps.report((item.batch_id, item.position), what, **_slot(item.record))
-        except TimeoutError:
-            logger.debug("sources are too slow to show accepted work")
-
-    def _read_outcomes(self) -> bool:
-        """Note the accepted outcomes of this node's work that its journal lacks; return whether
-        there are new ones."""
-        context, stream = self.context, self.context.run.stream
-        member = context.view.member(context.run_id, context.worker)
-        if member is None:
-            return False
-        # A view that is rewound has another stream.
-        if self._read_stream is not stream or self._read_for != member.node:
-            self._read_stream, self._read_for = stream, member.node
-            self._read_count, self._lacking = 0, None
-            self._unproven.clear()
-        known = len(self._unproven)
-        for item in stream[self._read_count :]:
-            record = item.record
-            if record.worker_id != member.worker_id:
-                continue
-            slot = (context.run_id, context.worker, record.step, record.index)
-            block_number = context.view.batches[item.batch_id].work_block
-            is_lacking = context.journal.signed_in(slot) is None
-            if is_lacking and member.node_at(block_number) == member.node:
-                self._unproven.append(item)
-        self._read_count = len(stream)
-        return len(self._unproven) > known
-
-    async def _is_signed(self, item: StreamItem) -> bool:
-        """Return whether the chain, the orchestrator or a relay shows a submission for an accepted
-        record's slot with this node's signature."""
-        context, record = self.context, item.record
-        slot = (context.run_id, context.worker, record.step, record.index)
-        recorded = Submission(
-            *slot, record.policy_version, record.file_hash, record.rollouts, record.units
-        )
-
-        def is_signed(shown: Submission, signature: bytes) -> bool:
-            signer = signer_of(context.domain, shown, signature)
-            return slot_of(shown) == slot and signer == self._read_for
-
-        def is_ours(entry: BatchEntry) -> bool:
-            return is_signed(entry.submission, entry.signature)
-
-        # The chain verified whose direct work this is, but not that its record is about it.
-        work = context.view.batches[item.batch_id].work
-        if work is not None and is_signed(work.submission, work.node_signature):
-            return True
-        with contextlib.suppress(*SURVIVED):
-            if context.api is not None:
-                shown = (await context.api.batch(item.batch_id)).submissions
-                if any(is_ours(entry) for entry in shown):
-                    return True
-        with contextlib.suppress(*SURVIVED):
-            async with await self._open_rooms() as rooms:
-                await rooms.work(recorded.leaf(), is_ours)
-                return True
-        return False
 
     def _is_open(self) -> bool:
         run = self.context.run
@@ -489,7 +366,7 @@ class SilenceDuty:
     ) -> str:
         """Take a step for signed work and return the transaction; raises MusterError."""
         receipt = await self._perform(step, signed, batch)
-        fields = {**_about(signed), "taken": step, "tx": receipt.tx_hash}
+        fields = {**signed.fields, "taken": step, "tx": receipt.tx_hash}
         logger.warning("the run is silent about work: took a step", extra=fields)
         return str(receipt.tx_hash)
 
@@ -498,24 +375,24 @@ class SilenceDuty:
     ) -> Receipt:
         leaf = hex0x(signed.submission.leaf())
         if step is SilenceStep.SUBMIT:
-            await self._provide_bond()
+            await self.provide_bond()
             self._require_kept(signed)
             chain = self.chain.once(f"submit {leaf} directly")
-            return await chain.ledger.submit_direct(self.work(signed), self._sources)
+            return await chain.ledger.submit_direct(self.context.work(signed), self.sources)
         assert batch is not None  # next_step
         chain, header = self.chain.once(f"{step} {leaf} of batch {batch.batch_id}"), batch.header()
         if step is SilenceStep.VOID:
             return await chain.ledger.void_batch(header)
-        self._require_bench()
+        self.require_bench()
         if step is SilenceStep.SUMMON:
-            return await chain.court.summon(header, signed.submission, self._sources)
+            return await chain.court.summon(header, signed.submission, self.sources)
         proven = self.context.journal.proven(signed)
         assert step is SilenceStep.SPLIT  # the only remaining step
         assert proven is not None  # the batch was found by its proof
-        await self._provide_bond()
-        work = self.work(signed)
+        await self.provide_bond()
+        work = self.context.work(signed)
         return await chain.ledger.split_off(
-            header, work, proven.position, proven.proof, self._sources
+            header, work, proven.position, proven.proof, self.sources
         )
 
     def _require_kept(self, signed: SignedSubmission) -> None:
@@ -526,7 +403,7 @@ class SilenceDuty:
         if signed.slot not in self.context.journal.unfinished():
             raise ConfigError(f"the work for step {signed.ticket.step} was dropped meanwhile")
 
-    async def _provide_bond(self) -> None:
+    async def provide_bond(self) -> None:
         """Approve the bond for the court; raises ConfigError when the account has too few
         tokens."""
         chain, bond_wei = self.chain, self.times.court.bond
@@ -540,7 +417,7 @@ class SilenceDuty:
             )
         await chain.allow("DisputeCourt", bond_wei)
 
-    def _require_bench(self) -> None:
+    def require_bench(self) -> None:
         """Raise ConfigError when no juror could judge, so that the bond would be wasted."""
         context = self.context
         if not eligible_jurors(context.view, context.run, context.worker):
@@ -651,42 +528,6 @@ class SilenceDuty:
         self._returned.add(batch.batch_id)
         return receipt
 
-    async def claim(self, judged: Judged, ruling: Ruling) -> None:
-        """Demand a ruling in the place of a verdict of fraud from the network's jurors;
-        `fill_rooms` shows them the file. Raises MusterError when that is not possible.
-        """
-        signed, batch = judged.signed, judged.batch
-        context, proof = self.context, batch.prove(judged.position)
-        case = context.view.cases.get(judged.case_id)
-        made = case.claims if case else ()
-        # A stranger's claim may name no room in which jurors find the file.
-        accounts = self.chain.account, context.worker
-        own = (each for each in made if each.claimant in accounts)
-        if not any(is_same(each.ruling, ruling.number) for each in own):
-            self._require_bench()
-            await self._provide_bond()
-            siblings = self._siblings(judged, made)
-            work = CommittedWork(signed.submission, context.sign(signed.submission), siblings)
-            await claim(self.chain, proof, work, ruling, self._sources, key=context.key)
-            fields = {**_about(signed), "ruling": str(ruling)}
-            logger.warning("claimed before jurors that the work is no fraud", extra=fields)
-        # A full room may have dropped what no case was about.
-        self._offers.pop(signed.submission.leaf(), None)
-        self.claimed[judged.case_id] = judged
-
-    def _siblings(self, judged: Judged, made: Sequence[ClaimView]) -> tuple[Hash32, ...]:
-        """Return the proof that a batch holds judged work, from the journal or a claim in the case;
-        empty where nobody has shown it, so that the record names the work.
-        """
-        signed, batch = judged.signed, judged.batch
-        proven = self.context.journal.proven(signed)
-        if proven and proven.name == batch.name:
-            return proven.proof
-        # Once a claim has a proof, the contract refuses claims without one.
-        about = (each for each in made if each.submission == signed.submission)
-        shown = (each.proof for each in about if batch.is_proven(each, judged.position))
-        return next(shown, ())
-
     # Rooms
 
     async def fill_rooms(self) -> None:
@@ -698,62 +539,9 @@ class SilenceDuty:
         for signed in list(context.journal.unfinished().values()):
             batch = own.get(signed.submission.leaf())
             if batch and not batch.is_void and batch.status is not BatchStatus.JUDGED:
-                await self._offer(signed)
+                await self.deposits.offer(signed)
         for case_id, judged in list(self.claimed.items()):
             case = context.view.cases.get(case_id)
-            if (case is not None and case.closed) or await self._offer(judged.signed):
+            if (case is not None and case.closed) or await self.deposits.offer(judged.signed):
                 await asyncio.to_thread(context.journal.answer, judged.signed, case_id)
                 del self.claimed[case_id]
-
-    async def _offer(self, signed: SignedSubmission) -> bool:
-        """Offer work to the rooms that do not have it, unless they were asked just now; return
-        whether all had it the last time.
-        """
-        # A room may not have read the chain yet, be full, or be away for a while. One that has the
-        # work may drop it, if it is full and this worker has most there.
-        offers = self._offers.setdefault(signed.submission.leaf(), _Offers())
-        if self._clock() >= offers.again_at:
-            if offers.is_over:
-                offers.taken.clear()
-            offers.is_over = await self.deposit(signed, offers.taken)
-            offers.again_at = self._clock() + (KEPT_S if offers.is_over else offers.pause_s)
-            offers.pause_s = min(2 * offers.pause_s, LONGEST_OFFER_S)
-        return offers.is_over
-
-    async def deposit(self, signed: SignedSubmission, taken: set[str]) -> bool:
-        """Upload file and proofs to all rooms but those in `taken`, which grows; return whether
-        none refused them, and whether there is a room at all if relays are known.
-        """
-        context = self.context
-        data = await asyncio.to_thread(context.journal.data, signed)
-        if data is None:
-            what = "the file is lost: the work may be judged only if somebody else has it"
-            self._steps.report(signed.slot, what, **_about(signed))
-            return False
-        entry = entry_of(self.work(signed), signed.ticket.deadline)
-        async with await self._open_rooms() as rooms:
-            refused = await rooms.deposit(data, entry, without=taken)
-        if not rooms.urls and rooms.unasked:
-            self._steps.report(
-                context.run_id,
-                "no relay can be given files: the work may be judged only if somebody else has it",
-                relays=rooms.unasked,
-                hint="name relays with --relay: those that an orchestrator names must be without "
-                "a path, and public unless the orchestrator is in a private network",
-            )
-            return False
-        for url, why in refused.items():
-            self._steps.report((signed.slot, url), "a relay does not take the file", why=why)
-        new = set(rooms.urls) - refused.keys() - taken
-        taken |= new
-        if new:
-            logger.info("file and proofs are in rooms of relays", extra=_about(signed))
-        return not refused
-
-
-def _about(work: SignedSubmission) -> dict[str, object]:
-    return _slot(work.ticket)
-
-
-def _slot(work: Ticket | OutcomeRecord) -> dict[str, object]:
-    return {"step": work.step, "index": work.index}

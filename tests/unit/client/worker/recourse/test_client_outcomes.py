@@ -1,0 +1,168 @@
+"""What a worker takes for the outcome of its work, and how long it keeps accepted files."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worlds.client_chain import WORKER_ID
+from worlds.client_silence import (
+    DATA,
+    DUE_AT,
+    FOREIGN,
+    LATE,
+    MISDECLARED,
+    SIGNED,
+    TICKET,
+    TIMES,
+    Silenced,
+    accept,
+    committed,
+    make_record,
+    own,
+    summons,
+)
+from worlds.client_world import NOW, as_claimed
+
+from muster.client.worker.silence import KEEP_S
+from muster.protocol.messages import COMMIT_GRACE_S, Reason, Verdict
+
+FINAL_AT = NOW + 60 + TIMES.challenge_window_s + KEEP_S
+"""Time from which the outcome of a batch of `make_batch` is final for certain."""
+
+
+async def test_file_of_accepted_work_is_kept_until_nothing_can_challenge_it(desk: Silenced) -> None:
+    signed = await accept(desk)
+    await desk.at(FINAL_AT - 1)
+    assert desk.journal.data(signed) == DATA
+    assert desk.duty.is_done()
+    await desk.at(FINAL_AT)
+    assert desk.journal.data(signed) is None
+    assert not desk.duty.accepted
+
+
+async def test_file_of_accepted_work_is_kept_while_a_case_about_it_is_open(desk: Silenced) -> None:
+    signed = await accept(desk)
+    name = as_claimed(SIGNED.submission, WORKER_ID).leaf(3, 0)
+    desk.view.cases[name] = summons(case_id=name, is_summons=False, claims=[])
+    await desk.at(FINAL_AT)
+    assert desk.journal.data(signed) == DATA
+    desk.view.cases[name].closed = True
+    await desk.at(FINAL_AT)
+    assert desk.journal.data(signed) is None
+
+
+async def test_file_of_accepted_work_is_kept_after_a_reorganisation_took_the_outcome_back(
+    desk: Silenced,
+) -> None:
+    signed = await accept(desk)
+    desk.view.batches[3] = committed()
+    await desk.at(FINAL_AT)
+    del desk.view.batches[3]
+    await desk.at(FINAL_AT)
+    assert desk.journal.data(signed) == DATA
+
+
+async def test_files_of_accepted_work_are_deleted_by_a_restarted_worker(tmp_path: Path) -> None:
+    first = Silenced(tmp_path)
+    signed = await accept(first)
+    first.close()
+    second = Silenced(tmp_path)
+    second.view.batches[3] = first.view.batches[3]
+    second.loop._posted.append(3)
+    await second.loop.settle()
+    assert second.journal.data(signed) == DATA
+    await second.at(FINAL_AT)
+    assert second.journal.data(signed) is None
+    second.close()
+
+
+async def test_outcomes_that_are_noted_by_two_tasks_at_once_count_once(desk: Silenced) -> None:
+    desk.sign()
+    await desk.loop.on_change([desk.post(5, make_record())])
+    await asyncio.gather(desk.loop.settle(), desk.loop.settle())
+    assert (desk.loop.accepted, desk.loop.units) == (1, 20)
+
+
+async def test_slot_reused_in_the_orchestrators_batch_is_not_the_outcome_of_own_work(
+    desk: Silenced,
+) -> None:
+    desk.sign()
+    desk.view.batches[4] = own()
+    reused = make_record(Verdict.REJECTED, Reason.SLOT_REUSED)
+    await desk.loop.on_change([desk.post(5, reused)])
+    await desk.loop.settle()
+    assert len(desk.journal.unfinished()) == 1
+    desk.view.batches.pop(4)
+    await desk.loop.on_change([desk.post(6, reused)])
+    await desk.loop.settle()
+    assert not desk.journal.unfinished()
+
+
+@pytest.mark.parametrize("reason", [Reason.LATE, Reason.SLOT_REUSED])
+async def test_later_copy_that_is_not_accepted_leaves_the_batch_that_holds_the_work_to_judges(
+    desk: Silenced, reason: Reason
+) -> None:
+    desk.sign()
+    desk.commit()
+    assert await desk.at(NOW) == []
+    await desk.loop.on_change([desk.post(4, make_record(Verdict.REJECTED, reason))])
+    await desk.loop.settle()
+    assert await desk.at(DUE_AT) == ["split"]
+
+
+async def test_work_whose_batch_is_void_ends_with_the_outcome_of_a_copy(desk: Silenced) -> None:
+    desk.sign()
+    batch = desk.commit()
+    assert await desk.at(NOW) == []
+    desk.view.batches[3] = replace(batch, voided_tx="0x")
+    await desk.loop.on_change([desk.post(4, make_record(Verdict.REJECTED, Reason.LATE))])
+    await desk.loop.settle()
+    assert not desk.journal.unfinished()
+
+
+async def test_work_of_a_misdeclared_batch_ends_with_the_outcome_of_a_copy(desk: Silenced) -> None:
+    desk.sign()
+    desk.commit()
+    assert await desk.at(NOW) == []
+    await desk.loop.on_change([desk.post(3, make_record(Verdict.REJECTED, MISDECLARED))])
+    await desk.loop.settle()
+    assert len(desk.journal.unfinished()) == 1
+    await desk.loop.on_change([desk.post(4, make_record(Verdict.REJECTED, Reason.LATE))])
+    await desk.loop.settle()
+    assert not desk.journal.unfinished()
+
+
+async def test_work_of_a_misdeclared_batch_is_submitted_directly_and_its_own_outcome_counts(
+    desk: Silenced,
+) -> None:
+    desk.sign()
+    await desk.loop.on_change([desk.post(3, make_record(Verdict.REJECTED, MISDECLARED))])
+    await desk.loop.settle()
+    assert len(desk.journal.unfinished()) == 1
+    assert await desk.at(NOW) == ["submit"]
+    desk.view.batches[4] = own()
+    await desk.loop.on_change([desk.post(4, make_record(Verdict.ACCEPTED, Reason.NONE))])
+    await desk.loop.settle()
+    assert not desk.journal.unfinished()
+
+
+async def test_work_of_a_misdeclared_batch_is_given_up_when_it_is_too_late(desk: Silenced) -> None:
+    desk.sign()
+    await desk.loop.on_change([desk.post(3, make_record(Verdict.REJECTED, MISDECLARED))])
+    await desk.loop.settle()
+    assert await desk.at(TICKET.deadline + COMMIT_GRACE_S) == []
+    assert not desk.journal.unfinished()
+
+
+@pytest.mark.parametrize(("changes", "steps"), [({"file_hash": FOREIGN}, ["submit"]), ({}, [])])
+async def test_record_of_another_file_is_no_outcome_of_the_work(
+    desk: Silenced, changes: dict[str, Any], steps: list[str]
+) -> None:
+    desk.sign()
+    await desk.loop.on_change([desk.post(5, make_record(Verdict.REJECTED, **changes))])
+    await desk.loop.settle()
+    assert await desk.at(LATE) == steps
