@@ -18,7 +18,8 @@ from muster.client.disputes.rerun import claim_of
 from muster.client.outage import SURVIVED, Outage
 from muster.client.validator.checks import ClaimedWork, FailedCheck, check_claim
 from muster.client.worker.context import Policy, WorkerContext
-from muster.client.worker.silence import Judged, SilenceDuty
+from muster.client.worker.outcomes import Judged
+from muster.client.worker.silence import SilenceDuty
 from muster.protocol.errors import ConfigError, ContractRevert
 from muster.protocol.ids import Hash32
 from muster.protocol.jury import Ruling, is_same

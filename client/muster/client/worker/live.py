@@ -69,7 +69,7 @@ def take_picture(loop: WorkerLoop, events: tuple[str, ...], *, now: int, window_
         "ticket": _ticket(loop, now),
         "speed": f"{loop.tokens_per_s:,.0f} tokens/s" if loop.tokens_per_s else "-",
         "work": f"{sum(each.uploaded for each in loop.loops)} uploaded, {waiting} waiting; "
-        f"{loop.accepted} accepted, {loop.refused} not",
+        f"{len(loop.outcomes.earned)} accepted, {loop.outcomes.refused} not",
         "money": _money(loop, now - window_s),
         "stake": f"{format_tokens(_stake_wei(loop))} tokens",
     }
@@ -98,8 +98,8 @@ def _ticket(loop: WorkerLoop, now: int) -> str:
 
 def _money(loop: WorkerLoop, final_before: int) -> str:
     context = loop.context
-    earned = sum(amount for _, amount in loop.earned)
-    final = sum(amount for posted_at, amount in loop.earned if posted_at <= final_before)
+    earned = sum(amount for _, amount in loop.outcomes.earned)
+    final = sum(amount for posted_at, amount in loop.outcomes.earned if posted_at <= final_before)
     paid = sum(
         payment.amount_wei
         for payment in context.view.payments

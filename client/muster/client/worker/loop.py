@@ -9,7 +9,7 @@
  7. validate   validators check it and sign the outcome
  8. record     the orchestrator posts the outcomes of a batch
  9. train      the trainer learns from accepted files
-10. settle     HERE  note the outcome of each submission; `muster rewards claim` collects
+10. settle     HERE  note each outcome (muster.client.worker.outcomes); `muster rewards claim` pays
 11. dispute    HERE  dispute a verdict of fraud on honest work (muster.client.worker.defence)
 12. audit      anyone rebuilds all of it from the chain
 
@@ -31,14 +31,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from importlib import metadata
 from pathlib import Path
 
 from muster.api import Lease, NoWork, SlotTaken
-from muster.chain import BatchView, ChainView, Event
+from muster.chain import Event
 from muster.client.chain_facts import is_over, ticket_terms
 from muster.client.hardware import measure, report
 from muster.client.outage import SURVIVED, Outage, Outages, serve_forever
@@ -56,7 +55,9 @@ from muster.client.worker.generation import (
     ticket_samples,
 )
 from muster.client.worker.journal import SignedSubmission, slot_of
-from muster.client.worker.silence import Judged, SilenceDuty
+from muster.client.worker.outcomes import Outcomes
+from muster.client.worker.silence import SilenceDuty
+from muster.client.worker.standing import require_good_standing
 from muster.lifecycle import ComputeThread, run_beside, uptime_s
 from muster.protocol.eip712 import address_of, signer_of
 from muster.protocol.encoding import file_hash
@@ -69,8 +70,8 @@ from muster.protocol.errors import (
     PolicyBroken,
     TaskError,
 )
-from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
-from muster.protocol.messages import OutcomeRecord, Reason, Submission, Ticket, Verdict
+from muster.protocol.ids import Hash32, PolicyVersion
+from muster.protocol.messages import Submission, Ticket
 from muster.protocol.rollouts import Rollout, decode_rollouts, encode_rollouts
 
 logger = logging.getLogger(__name__)
@@ -117,33 +118,6 @@ NO_TICKET_HINTS = {
 """Hints by the orchestrator's reason for giving no ticket."""
 
 
-def require_good_standing(view: ChainView, run_id: RunId, worker: Address, node: Address) -> None:
-    """Raise MusterError when this node may not work for the worker in the run, by the chain."""
-    member = view.member(run_id, worker)
-    if member is None:
-        raise ConfigError(
-            f"{worker} is not a worker of run {run_id}",
-            hint=f"check --worker and --run, or join the run: muster stake --run {run_id} "
-            "--keystore FILE --node FILE",
-        )
-    if member.status != "Active":
-        raise MusterError(
-            f"worker {worker} is {member.status.lower()} in run {run_id} and may not work",
-            hint="muster worker status says why; muster worker rejoin ends jail and leaving",
-        )
-    if node == worker:
-        raise ConfigError(
-            f"{node} is the worker's own (cold) key, which must not sign submissions",
-            hint="keep the cold key off this machine and give the node's keystore "
-            "(node.json) with --keystore",
-        )
-    if member.node != node:
-        raise ConfigError(
-            f"worker {worker} is served by node {member.node}, not {node}",
-            hint="give the keystore of that node with --keystore",
-        )
-
-
 class WorkerLoop:
     """One node of one worker, or one of its loops."""
 
@@ -154,16 +128,11 @@ class WorkerLoop:
         self.helpers: tuple[WorkerLoop, ...] = ()
         """The node's other loops, which do nothing but work on tickets."""
         self._leader: WorkerLoop | None = None
-        # Counters of this worker: outcomes count from the chain, the others since the process's
-        # start.
         self.state = "starting"
         self.ticket: Ticket | None = None
         self.uploaded = 0
-        self.accepted = 0
-        self.refused = 0
-        self.units = 0
-        self.earned: list[tuple[int, int]] = []
-        """Time and price in wei of each acceptance."""
+        """Uploads since the process's start."""
+        self.outcomes = Outcomes(context)
         self.silence: SilenceDuty | None = None
         """Handles silence of the run; None without a chain to send to."""
         self._ticket_signature = b""
@@ -179,9 +148,7 @@ class WorkerLoop:
             longest_s=LONGEST_SLOW_PAUSE_S,
         )
         self.defence = Defence(context, self._arrives, self._recheck)
-        self._noting = asyncio.Lock()
         self._no_ticket_because: str | None = None
-        self._posted: deque[int] = deque(maxlen=100_000)
         self._woken = asyncio.Event()
         self._published = asyncio.Event()
 
@@ -190,7 +157,7 @@ class WorkerLoop:
 
         Raises MusterError once the worker may not work any more.
         """
-        self._posted.extend(sorted(self.context.view.batches))
+        self.outcomes.read(sorted(self.context.view.batches))
         try:
             helping = (helper.help() for helper in self.helpers)
             settling = serve_forever(self.settle, self.context.poll_s)
@@ -227,9 +194,7 @@ class WorkerLoop:
 
     async def on_change(self, events: list[Event]) -> None:
         """Note new events of the chain."""
-        for event in events:
-            if event.name == "OutcomesPosted":
-                self._posted.append(event.args["batch_id"])
+        self.outcomes.read(e.args["batch_id"] for e in events if e.name == "OutcomesPosted")
         self._published.set()
         for each in self.loops:
             each._woken.set()
@@ -280,7 +245,7 @@ class WorkerLoop:
     async def _round(self) -> float:
         """Note outcomes, work on at most one ticket, and survive outages."""
         try:
-            await self._note_outcomes()
+            await self.outcomes.note(self.silence)
             if not self._has_resumed:
                 await self._resume()
                 self._has_resumed = True
@@ -683,70 +648,9 @@ class WorkerLoop:
 
     async def settle(self) -> None:
         """Note new outcomes, and dispute the verdicts of fraud."""
-        await self._note_outcomes()
+        await self.outcomes.note(self.silence)
         if self.silence is not None:
             await self.defence.serve(self.silence)
-
-    async def _note_outcomes(self) -> None:
-        """Note the outcomes of this worker's submissions in batches posted since the last call."""
-        view = self.context.view
-        async with self._noting:
-            account = view.workers.get(self.context.worker)
-            while self._posted and account is not None:
-                batch = view.batches.get(self._posted[0])
-                if batch is not None and batch.run_id == self.context.run_id:
-                    for position, record in enumerate(batch.records or ()):
-                        if record.worker_id == account.worker_id:
-                            await self._settle(batch, position, record)
-                self._posted.popleft()
-
-    async def _settle(self, batch: BatchView, position: int, record: OutcomeRecord) -> None:
-        is_accepted = record.verdict is Verdict.ACCEPTED
-        if is_accepted:
-            self.accepted += 1
-            self.units += record.units
-            self.earned.append((batch.posted_at or 0, record.units * batch.price_per_unit))
-        else:
-            self.refused += 1
-        journal = self.context.journal
-        signed = journal.judged(self.context.run_id, self.context.worker, record)
-        if signed is None:
-            return
-        judged = Judged(signed, batch, position)
-        if record.verdict is Verdict.FRAUD and self.silence is not None:
-            # Disputed whatever was noted before: a slot may be judged in several places.
-            if await asyncio.to_thread(journal.accuse, signed, judged.case_id):
-                _say_not_accepted(signed, record)
-                self.silence.accused[judged.case_id] = judged
-        elif signed.slot in journal.unfinished():
-            await self._note(judged, record)
-        elif is_accepted and signed.slot in journal.accepted() and self.silence is not None:
-            self.silence.accepted[signed.slot] = judged  # after a restart, or a reorganisation
-
-    async def _note(self, judged: Judged, record: OutcomeRecord) -> None:
-        """Note the outcome of an unfinished submission, unless another batch decides about it."""
-        signed = judged.signed
-        is_refused = record.verdict in (Verdict.REJECTED, Verdict.INCOMPLETE)
-        if (
-            is_refused
-            and self.silence is not None
-            and self.silence.has_another(signed, judged.batch)
-        ):
-            return  # the batch that held it first decides: a later copy is late, or its slot used
-        if record.reason is Reason.BATCH_MISDECLARED and self.silence is not None:
-            # The slot is not used: the same work is submitted directly, unless it already was.
-            self.silence.refused[signed.slot] = record.reason.name
-            return
-        is_accepted = record.verdict is Verdict.ACCEPTED
-        if is_accepted:
-            logger.info(
-                "submission accepted", extra={**_fields(signed.ticket), "units": record.units}
-            )
-        else:
-            _say_not_accepted(signed, record)
-        await asyncio.to_thread(self.context.journal.finish, signed, record.verdict.name)
-        if is_accepted and self.silence is not None:
-            self.silence.accepted[signed.slot] = judged
 
     # 11. dispute
 
@@ -820,9 +724,3 @@ class WorkerLoop:
 
 def _fields(ticket: Ticket) -> dict[str, object]:
     return {"step": ticket.step, "index": ticket.index, "policy_version": ticket.policy_version}
-
-
-def _say_not_accepted(signed: SignedSubmission, record: OutcomeRecord) -> None:
-    outcome = {"verdict": record.verdict.name, "reason": record.reason.name}
-    fields = {**_fields(signed.ticket), "units": record.units, **outcome}
-    logger.warning("submission not accepted", extra=fields)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
-from muster.chain import Chain, ChainView
+from muster.chain import Chain
 from muster.client.chain_facts import read_times
 from muster.client.connections import EngineFactory, connect, load_engine, make_engine, with_context
 from muster.client.preflight import node_money, require_fit
@@ -16,12 +16,11 @@ from muster.client.run_documents import TASK_SETS, fetch_rules, require_calibrat
 from muster.client.settings import WorkerSettings
 from muster.client.worker.context import Station, WorkerContext
 from muster.client.worker.journal import SubmissionJournal
-from muster.client.worker.loop import WorkerLoop, require_good_standing
-from muster.client.worker.silence import Judged, SilenceDuty
+from muster.client.worker.loop import WorkerLoop
+from muster.client.worker.outcomes import recall_accusations
+from muster.client.worker.silence import SilenceDuty
+from muster.client.worker.standing import require_needed
 from muster.lifecycle import run_beside
-from muster.protocol.errors import ConfigError, MusterError
-from muster.protocol.ids import Address, RunId
-from muster.protocol.messages import Verdict
 from muster.tasks import require_pinned
 from muster.wallet import Wallet
 
@@ -94,43 +93,6 @@ async def run_worker(
             await run_beside(
                 loop.run(), silence.run(), connected.follow(settings, loop.on_change), *watching
             )
-
-
-def recall_accusations(
-    journal: SubmissionJournal, view: ChainView, run_id: RunId, worker: Address
-) -> None:
-    """Tell the journal which of its work the chain calls fraud, so that it keeps what a dispute
-    needs before the loop disputes it.
-    """
-    member = view.member(run_id, worker)
-    worker_id = member.worker_id if member else None
-    frauds = (
-        (batch, position, record)
-        for batch in view.batches.values()
-        for position, record in enumerate(batch.records or ())
-        if record.verdict is Verdict.FRAUD and batch.run_id == run_id
-    )
-    for batch, position, record in frauds:
-        signed = journal.judged(run_id, worker, record)
-        if signed is not None and record.worker_id == worker_id:
-            journal.accuse(signed, Judged(signed, batch, position).case_id)
-
-
-def require_needed(
-    journal: SubmissionJournal, view: ChainView, run_id: RunId, worker: Address, node: Address
-) -> None:
-    """Raise MusterError when this node may not work for the worker in the run. One whose worker is
-    inactive may run as long as work of it waits for an outcome or is called fraud, to defend it.
-    """
-    try:
-        require_good_standing(view, run_id, worker, node)
-    except ConfigError:
-        raise
-    except MusterError as error:
-        if not journal.open_versions(run_id):
-            raise
-        said = "no more work, starting for work that is not judged yet or is called fraud"
-        logger.warning(said, extra={"error": str(error)})
 
 
 def settings_of_engines(settings: WorkerSettings) -> list[WorkerSettings]:

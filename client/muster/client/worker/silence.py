@@ -34,6 +34,7 @@ from muster.client.worker.context import NodeContext
 from muster.client.worker.deposits import Deposits
 from muster.client.worker.elsewhere import LONGEST_ASK_S, LOOK_UP_S, Elsewhere
 from muster.client.worker.journal import BatchPlace, SignedSubmission, Slot
+from muster.client.worker.outcomes import Judged
 from muster.lifecycle import run_beside, uptime_s
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ApiError, ConfigError
@@ -137,23 +138,6 @@ def prove_among(
 
 
 # The acts
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """Work with an outcome."""
-
-    signed: SignedSubmission
-    """The submission."""
-    batch: BatchView
-    """The batch that holds it."""
-    position: int
-    """Its place in the batch."""
-
-    @property
-    def case_id(self) -> Hash32:
-        """The name of the case about its outcome: the same work may be judged in several places."""
-        return (self.batch.records or ())[self.position].leaf(self.batch.batch_id, self.position)
 
 
 @dataclass(frozen=True, slots=True)

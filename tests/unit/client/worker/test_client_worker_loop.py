@@ -267,7 +267,7 @@ async def test_only_own_accepted_outcomes_are_counted(desk: Desk) -> None:
     others = replace(make_record(index=2), worker_id=WORKER_ID + 1)
     await desk.loop.on_change([desk.post(1, *mine, others)])
     await desk.loop.settle()
-    assert (desk.loop.accepted, desk.loop.units) == (1, 20)
+    assert desk.loop.outcomes.earned == [(NOW + 60, 200)]
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,8 @@ from muster.client.outage import Outage
 from muster.client.worker import defence
 from muster.client.worker.defence import HONEST
 from muster.client.worker.loop import WorkerLoop
-from muster.client.worker.silence import Judged, SilenceDuty
+from muster.client.worker.outcomes import Judged
+from muster.client.worker.silence import SilenceDuty
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import (
     ChainUnreachable,
@@ -94,7 +95,7 @@ async def test_fraud_is_disputed_while_the_work_is_stuck(
         desk.fetcher.fetch = deliver  # type: ignore[method-assign]
     await run_until(desk.loop, lambda: not desk.duty.accused and bool(made))
     assert [each.position for each in made] == [0]
-    assert desk.loop.refused == 1
+    assert desk.loop.outcomes.refused == 1
 
 
 class Forger(WorkerLoop):
@@ -173,7 +174,7 @@ async def test_restarted_worker_disputes_what_it_has_not_answered(
     first.close()
     second = Silenced(tmp_path)
     second.view.batches = first.view.batches
-    second.loop._posted.append(3)
+    second.loop.outcomes.read([3])
     await second.loop.settle()
     assert [proof.position for proof in made] == [1]
     assert not second.duty.accused
@@ -318,7 +319,7 @@ async def test_an_outage_only_delays_the_claim_for_honest_work(
         await leaving
     assert not desk.journal.unfinished()
     assert desk.duty.is_done()
-    assert desk.loop.refused == 1
+    assert desk.loop.outcomes.refused == 1
 
 
 async def test_a_claims_file_is_offered_to_a_room_that_refuses_it_for_long(

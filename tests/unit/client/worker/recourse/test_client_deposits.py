@@ -21,7 +21,7 @@ from worlds.client_world import sign_submission
 from muster.chain import BatchStatus
 from muster.client.worker.defence import HONEST
 from muster.client.worker.deposits import KEPT_S
-from muster.client.worker.silence import Judged
+from muster.client.worker.outcomes import Judged
 from muster.protocol.errors import StorageError
 from muster.protocol.messages import Reason, Verdict
 

@@ -72,7 +72,7 @@ async def test_files_of_accepted_work_are_deleted_by_a_restarted_worker(tmp_path
     first.close()
     second = Silenced(tmp_path)
     second.view.batches[3] = first.view.batches[3]
-    second.loop._posted.append(3)
+    second.loop.outcomes.read([3])
     await second.loop.settle()
     assert second.journal.data(signed) == DATA
     await second.at(FINAL_AT)
@@ -84,7 +84,7 @@ async def test_outcomes_that_are_noted_by_two_tasks_at_once_count_once(desk: Sil
     desk.sign()
     await desk.loop.on_change([desk.post(5, make_record())])
     await asyncio.gather(desk.loop.settle(), desk.loop.settle())
-    assert (desk.loop.accepted, desk.loop.units) == (1, 20)
+    assert desk.loop.outcomes.earned == [(NOW + 60, 200)]
 
 
 async def test_slot_reused_in_the_orchestrators_batch_is_not_the_outcome_of_own_work(

@@ -37,8 +37,8 @@ from worlds.client_world import (
 )
 
 from muster.chain import BatchStatus, WorkerStatus
-from muster.client.worker.process import recall_accusations, require_needed
-from muster.client.worker.silence import Judged
+from muster.client.worker.outcomes import Judged, recall_accusations
+from muster.client.worker.standing import require_needed
 from muster.protocol.encoding import file_hash
 from muster.protocol.errors import ConfigError, MusterError
 from muster.protocol.ids import Address
