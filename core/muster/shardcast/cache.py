@@ -30,6 +30,7 @@ from muster.protocol.errors import EncodingError, PolicyUnavailable, StorageErro
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.shardcast.chunks import (
     TEMPORARY_PREFIX,
+    LacksRoom,
     Region,
     VerifyingSink,
     is_stale,
@@ -49,14 +50,6 @@ LOCK_POLL_S = 0.02
 
 _VERSION_FOLDER = re.compile(r"v(0|[1-9][0-9]{0,9})")
 _UNFINISHED = re.compile(r"\.v(0|[1-9][0-9]{0,9})\.(?:part|delta)")
-
-
-class LacksRoom(StorageError):
-    """A disk has too little room for fetched files. `needed_bytes` is what they take in all."""
-
-    def __init__(self, message: str, *, needed_bytes: int, hint: str | None = None) -> None:
-        super().__init__(message, hint=hint)
-        self.needed_bytes = needed_bytes
 
 
 def reserve_in(folder: Path) -> int:

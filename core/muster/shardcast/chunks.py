@@ -68,6 +68,15 @@ def storage_error(error: OSError, what: str) -> StorageError:
     )
 
 
+class LacksRoom(StorageError):
+    """A disk or a limit has too little room for fetched files."""
+
+    def __init__(self, message: str, *, needed_bytes: int, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.needed_bytes = needed_bytes
+        """What all of them take."""
+
+
 class VerifyingSink(ABC):
     """Receives one chunk's bytes piece by piece and verifies their hash."""
 

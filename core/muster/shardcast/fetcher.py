@@ -25,7 +25,6 @@ from muster.protocol.encoding import keccak
 from muster.protocol.errors import ConfigError, DeltaError, PolicyUnavailable, StorageError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.shardcast.cache import (
-    LacksRoom,
     PartFolder,
     copy_from_neighbours,
     delta_path,
@@ -41,7 +40,7 @@ from muster.shardcast.cache import (
     require_state,
     version_folder,
 )
-from muster.shardcast.chunks import VerifyingSink, storage_error
+from muster.shardcast.chunks import LacksRoom, VerifyingSink, storage_error
 from muster.shardcast.digests import state_hash
 from muster.shardcast.download import RelayFault, ShardClient, in_thread
 from muster.shardcast.http_client import ConnectsTo

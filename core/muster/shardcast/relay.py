@@ -24,6 +24,7 @@ from muster.protocol.errors import (
     StorageError,
 )
 from muster.protocol.ids import PolicyVersion, RunId
+from muster.shardcast.chunks import LacksRoom
 from muster.shardcast.download import RelayFault, ShardClient, in_thread
 from muster.shardcast.metrics import ShardMetrics
 from muster.shardcast.pull import Pull
@@ -87,6 +88,8 @@ class Relay:
         """How many versions of each upstream the chain did not know, since one was mirrored."""
         self._retry_at: dict[PolicyVersion, float] = {}
         self._failures: dict[PolicyVersion, int] = {}
+        self._without_room: set[PolicyVersion | None] = set()
+        """Newest versions that were said to have no room; None if others were."""
         self._wanted: dict[PolicyVersion, float] = {}
         self._lacked_since: dict[PolicyVersion, float] = {}
         """Since when the chain has named no root of a held version."""
@@ -239,9 +242,7 @@ class Relay:
             if version not in self._failures:
                 self._unknown.update(self._announcers(version))
         except StorageError as error:
-            logger.error(
-                "version does not fit", extra={"policy_version": version, "cause": str(error)}
-            )
+            self._say_refused(version, error)
             self._retry_at[version] = loop.time() + REFUSED_PAUSE_S
             return
         except (MusterError, TimeoutError) as error:
@@ -253,6 +254,20 @@ class Relay:
         doubt = max(self._failures[version], self._doubt(version))
         pause_s = self._poll_s / 4 if is_wanted else self._pause_s(doubt)
         self._retry_at[version] = loop.time() + pause_s
+
+    def _say_refused(self, version: PolicyVersion, error: StorageError) -> None:
+        """Log that the disk refuses a version; its limit does so once for each newest version, and
+        once for all others.
+        """
+        said = {"policy_version": version, "cause": str(error), "hint": error.hint}
+        if not isinstance(error, LacksRoom):
+            logger.error("version cannot be stored", extra=said)
+            return
+        is_newest = version > max(self._store.versions(self._run_id), default=-1)
+        about = version if is_newest else None
+        if about not in self._without_room:
+            self._without_room.add(about)
+            logger.error("version does not fit", extra=said)
 
     async def _mirror(self, version: PolicyVersion) -> bool:
         """Copy one version; False while the chain does not know it yet."""

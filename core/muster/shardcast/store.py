@@ -30,6 +30,7 @@ from muster.shardcast.chunks import (
     TEMPORARY_PREFIX,
     ChunkFolder,
     ChunkSink,
+    LacksRoom,
     Region,
     storage_error,
     temporary_name,
@@ -164,8 +165,8 @@ class ChunkStore:
         """Register a version whose chunks are still to come; return the missing ones.
 
         The caller has checked root and signature. Evicts old versions when `max_bytes` demands it;
-        raises StorageError, and evicts nothing, when it has no room beside newer versions and what
-        they and its delta start from.
+        raises LacksRoom, and evicts nothing, when it has no room beside newer versions and what
+        they and its delta start from. Raises StorageError when the disk refuses.
         """
         key = (manifest.run_id, manifest.version)
         with self._exclusive():
@@ -399,12 +400,14 @@ class ChunkStore:
         if self.max_bytes is None:
             return
         dropped, giving_way = list[VersionKey](), self._giving_way(manifest)
-        while self._needed_bytes(manifest, dropped) > self.max_bytes:
+        while (needed := self._needed_bytes(manifest, dropped)) > self.max_bytes:
             if not giving_way:
-                raise StorageError(
+                raise LacksRoom(
                     f"version {manifest.version} has {manifest.broadcast_bytes} bytes, "
-                    f"the limit is {self.max_bytes} together with newer versions",
-                    hint="raise the relay's max_bytes",
+                    f"the limit is {self.max_bytes} together with newer versions and what deltas "
+                    f"start from, {needed} bytes in all",
+                    needed_bytes=needed,
+                    hint=f"raise --max-bytes, or lower --keep, which is {self.keep}",
                 )
             dropped.append(giving_way.pop(0))
         for key in dropped:

@@ -14,6 +14,7 @@ from shardcast_policies import RUN, publish_paths, write_files
 from muster.lab.simulator.clock import run_virtual
 from muster.protocol.eip712 import Domain, digest, sign
 from muster.protocol.encoding import keccak
+from muster.protocol.errors import StorageFailed
 from muster.protocol.ids import Hash32, PolicyVersion, RunId, to_address
 from muster.protocol.messages import Checkpoint
 from muster.shardcast import ChunkStore, Relay, TrustedRoot
@@ -208,6 +209,55 @@ def test_relay_with_bounded_disk_drops_no_newer_version_for_an_older_one(tmp_pat
     mirror.run(3 * REFUSED_PAUSE_S)
     assert mirror.store.versions(RUN) == [3, 2]
     assert mirror.upstreams.sent_bytes == 2 * 5000
+
+
+def refusals(caplog: pytest.LogCaptureFixture) -> list[tuple[str, int]]:
+    """What the relay logged as errors, each with the version that it is about."""
+    errors = [record for record in caplog.records if record.levelname == "ERROR"]
+    return [(record.message, record.__dict__["policy_version"]) for record in errors]
+
+
+def test_relay_says_once_that_older_versions_have_no_room_and_what_to_change(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mirror = Mirror(tmp_path, {HONEST: listing(4, 3, 2, 1)})
+    mirror.store.max_bytes = 2 * 5000
+    for version in (1, 2, 3, 4):
+        publish(mirror.origin, version, {"w": Random(version).randbytes(5000)})
+    mirror.run(5 * REFUSED_PAUSE_S)
+    assert refusals(caplog) == [("version does not fit", 2)]
+    (said,) = (record.__dict__ for record in caplog.records if record.levelname == "ERROR")
+    assert "15000 bytes" in said["cause"]
+    assert "the limit is 10000" in said["cause"]
+    assert said["hint"] == "raise --max-bytes, or lower --keep, which is 5"
+
+
+def test_relay_says_of_each_newest_version_that_it_has_no_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def grown() -> list[PolicyVersion]:
+        is_later = asyncio.get_running_loop().time() > 3 * REFUSED_PAUSE_S
+        return listing(2, 1)() if is_later else listing(1)()
+
+    mirror = Mirror(tmp_path, {HONEST: grown})
+    mirror.store.max_bytes = 4999
+    publish(mirror.origin, 1)
+    publish(mirror.origin, 2)
+    mirror.run(6 * REFUSED_PAUSE_S)
+    assert refusals(caplog) == [("version does not fit", 1), ("version does not fit", 2)]
+
+
+def test_relay_says_each_time_that_its_disk_refuses_a_version(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise StorageFailed("cannot write: No space left on device")
+
+    mirror = Mirror(tmp_path, {HONEST: listing(1)})
+    publish(mirror.origin, 1)
+    monkeypatch.setattr(mirror.store, "begin", refuse)
+    mirror.run(2.5 * REFUSED_PAUSE_S)
+    assert refusals(caplog) == [("version cannot be stored", 1)] * 3
 
 
 def test_parent_that_the_chain_does_not_have_is_asked_for_ever_more_rarely(tmp_path: Path) -> None:

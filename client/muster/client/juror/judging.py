@@ -55,7 +55,8 @@ from muster.protocol.ids import Hash32, PolicyVersion, RunId
 from muster.protocol.jury import Ruling
 from muster.protocol.messages import Reason, Submission, Verdict
 from muster.shardcast import Fetcher
-from muster.shardcast.cache import LacksRoom, discard, reserve_in, room_in
+from muster.shardcast.cache import discard, reserve_in, room_in
+from muster.shardcast.chunks import LacksRoom
 from muster.shardcast.download import finished
 from muster.tasks.given_up import GIVEN_UP
 
