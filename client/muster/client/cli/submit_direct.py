@@ -258,7 +258,7 @@ async def _plans(duty: SilenceDuty) -> list[_NextStep]:
             continue
         await duty.look_up(signed)
         # Unlike the process, the command does not wait until the orchestrator's time is over.
-        batch, step = duty.next_of(signed, duty.own_batch(signed), at, is_refused=True)
+        batch, step = duty.next_of(signed, at, is_refused=True)
         words = _words(duty, signed, batch, step, at)
         plans.append(_NextStep(signed, batch, step, _place_of(duty, signed, batch), words))
     return plans
@@ -322,8 +322,7 @@ async def _carry_out(duty: SilenceDuty, read: Any, plan: _NextStep) -> list[str]
         transactions.append(await duty.act(step, plan.signed, batch))
         await read()
         at = await duty.chain.now()
-        own = duty.own_batch(plan.signed)
-        batch, step = duty.next_of(plan.signed, own, at, is_refused=True)
+        batch, step = duty.next_of(plan.signed, at, is_refused=True)
     taken: set[str] = set()
     for _ in range(ROOM_TRIES):
         if await duty.deposits.deposit(plan.signed, taken):

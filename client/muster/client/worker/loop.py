@@ -127,9 +127,7 @@ class WorkerLoop:
         self.compute = ComputeThread()
         self.helpers: tuple[WorkerLoop, ...] = ()
         """The node's other loops, which do nothing but work on tickets."""
-        self._leader: WorkerLoop | None = None
         self.state = "starting"
-        self.ticket: Ticket | None = None
         self.uploaded = 0
         """Uploads since the process's start."""
         self.outcomes = Outcomes(context)
@@ -173,7 +171,6 @@ class WorkerLoop:
         """Add other loops of this node, which also work on tickets."""
         self.helpers = tuple(helpers)
         for each in self.helpers:
-            each._leader = self
             each.outages, each.refusals, each.slowness = self.outages, self.refusals, self.slowness
 
     @property
@@ -288,7 +285,6 @@ class WorkerLoop:
             return await self._work_on(lease)
         finally:
             held.tickets.remove(lease.ticket)
-            self.ticket = None
 
     async def _work_on(self, lease: Lease) -> float:
         ticket = lease.ticket
@@ -298,7 +294,7 @@ class WorkerLoop:
             # forever.
             return self.refusals.failed(ConfigError("its slot was signed before, and sent again"))
         self.refusals.recovered()
-        self.ticket, self._ticket_signature = ticket, lease.signature
+        self._ticket_signature = lease.signature
         try:
             rollouts = await self.generate(ticket)
         except TaskError as error:

@@ -20,7 +20,7 @@ from enum import StrEnum
 from functools import partial
 
 from muster.api import BatchEntry
-from muster.chain import BatchView, CaseView, Chain, ChainView, Receipt
+from muster.chain import BatchView, CaseView, Chain, Receipt
 from muster.chain.structs import BatchStatus
 from muster.client.chain_facts import ChainClock, Times
 from muster.client.disputes.cases import eligible_jurors
@@ -111,18 +111,6 @@ def next_step(
     return SilenceStep.SPLIT if batch.work is None else SilenceStep.SUMMON
 
 
-def find_batch(
-    view: ChainView, own: BatchView | None, proven: BatchPlace | None
-) -> BatchView | None:
-    """Return the batch that holds a submission; the worker's own batch before the
-    orchestrator's."""
-    if own is not None:
-        return own
-    batch = view.batches.get(proven.name.batch_id) if proven else None
-    # After a reorganisation another batch may have the id.
-    return batch if batch is not None and proven is not None and batch.name == proven.name else None
-
-
 def prove_among(
     batch: BatchView, entries: Sequence[BatchEntry], signed: SignedSubmission
 ) -> BatchPlace | None:
@@ -206,16 +194,16 @@ class SilenceDuty:
         """The batches that the worker committed directly or split off, by leaf."""
         return self.context.view.own_work.get((self.context.run_id, self.context.worker), {})
 
-    def own_batch(self, signed: SignedSubmission) -> BatchView | None:
-        """Return the batch in which the worker committed a submission directly."""
-        return self.own_work.get(signed.submission.leaf())
-
     def batch_of(self, signed: SignedSubmission) -> BatchView | None:
         """Return the batch that holds a submission: its own before one that is proven to hold
         it.
         """
+        if own := self.own_work.get(signed.submission.leaf()):
+            return own
         proven = self.context.journal.proven(signed)
-        return find_batch(self.context.view, self.own_batch(signed), proven)
+        batch = self.context.view.batches.get(proven.name.batch_id) if proven else None
+        # After a reorganisation another batch may have the id.
+        return batch if batch and proven and batch.name == proven.name else None
 
     def has_another(self, signed: SignedSubmission, batch: BatchView) -> bool:
         """Return whether another batch than this one decides about a submission: it held it before,
@@ -268,7 +256,7 @@ class SilenceDuty:
 
     async def serve(self) -> None:
         """Take all steps that are possible now."""
-        context, own = self.context, self.own_work
+        context = self.context
         unfinished = context.journal.unfinished().values()
         contested = self._contested
         waiting = [signed for signed in unfinished if signed.slot not in contested]
@@ -278,10 +266,10 @@ class SilenceDuty:
             return
         if waiting:
             await self.elsewhere.look()
-        await self._look_up_all([each for each in waiting if each.submission.leaf() not in own])
+        await self._look_up_all(waiting)
         at = await self._time.now()
         for signed in waiting:
-            await self._serve_work(signed, own.get(signed.submission.leaf()), at)
+            await self._serve_work(signed, at)
         for case in cases:
             if at >= case.opened_at + self.times.court.jury_time:
                 await self._steps.take(
@@ -294,11 +282,11 @@ class SilenceDuty:
                 await asyncio.to_thread(context.journal.discard, judged.signed)
                 self.accepted.pop(slot, None)
 
-    async def _serve_work(self, signed: SignedSubmission, own: BatchView | None, at: float) -> None:
+    async def _serve_work(self, signed: SignedSubmission, at: float) -> None:
         journal, is_refused = self.context.journal, signed.slot in self.refused
         if signed.slot not in journal.unfinished():
             return  # dropped while others were served
-        batch, step = self.next_of(signed, own, at, is_refused=is_refused)
+        batch, step = self.next_of(signed, at, is_refused=is_refused)
         if batch is not None and batch.is_void:
             logger.warning("work is void, nobody judged it", extra=signed.fields)
             await asyncio.to_thread(journal.finish, signed, "VOID")
@@ -308,14 +296,11 @@ class SilenceDuty:
             await asyncio.to_thread(journal.finish, signed, self.refused.pop(signed.slot))
 
     def next_of(
-        self, signed: SignedSubmission, own: BatchView | None, at: float, *, is_refused: bool
+        self, signed: SignedSubmission, at: float, *, is_refused: bool
     ) -> tuple[BatchView | None, SilenceStep | None]:
-        """Return the batch that holds a submission, if known, and the next step; `own` is the batch
-        in which the worker committed it directly.
-        """
-        context = self.context
-        batch = find_batch(context.view, own, context.journal.proven(signed))
-        case = context.view.cases.get(summons_of(batch.batch_id)) if batch else None
+        """Return the batch that holds a submission, if known, and the next step."""
+        batch = self.batch_of(signed)
+        case = self.context.view.cases.get(summons_of(batch.batch_id)) if batch else None
         step = next_step(signed, batch, case, at, self.times, is_refused=is_refused)
         is_held_back = step is SilenceStep.SUBMIT and (
             not self._is_open() or self._may_have_signed_another(signed)
@@ -417,11 +402,10 @@ class SilenceDuty:
         """Query the batches of work whose place is unknown, for a few seconds only: an orchestrator
         that hangs must not delay the worker's direct submission.
         """
-        journal, view = self.context.journal, self.context.view
         try:
             async with asyncio.timeout(LOOK_UP_S):
                 for signed in waiting:
-                    if find_batch(view, None, journal.proven(signed)) is None:
+                    if self.batch_of(signed) is None:
                         await self.look_up(signed)
         except TimeoutError:
             logger.debug("the orchestrator is too slow to say where work is")

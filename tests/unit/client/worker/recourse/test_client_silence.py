@@ -34,7 +34,8 @@ from worlds.client_world import NOW, RUN, WORKER, as_claimed, make_ticket, sign_
 from muster.api import SubmissionState
 from muster.chain import BatchStatus
 from muster.client.sources import named_sources
-from muster.client.worker.silence import PATIENCE_S, SilenceStep, find_batch, next_step
+from muster.client.worker.journal import BatchPlace
+from muster.client.worker.silence import PATIENCE_S, SilenceStep, next_step
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ApiError, ContractRevert
 from muster.protocol.jury import summons_of
@@ -78,14 +79,14 @@ def test_next_step_follows_from_the_chain_and_its_clock(
     assert next_step(SIGNED, batch, case, at, TIMES, is_refused=is_refused) is expected
 
 
-def test_batch_of_another_root_does_not_hold_the_work() -> None:
-    batch = committed()
-    view: Any = SimpleNamespace(batches={3: batch})
-    proven: Any = SimpleNamespace(name=batch.name)
-    assert find_batch(view, None, proven) is batch
-    assert find_batch(view, own(), proven).batch_id == 4  # type: ignore[union-attr]
-    view.batches[3] = replace(batch, root=keccak(b"after a reorganisation"))
-    assert find_batch(view, None, proven) is None
+def test_batch_of_another_root_does_not_hold_the_work(desk: Silenced) -> None:
+    signed, batch = desk.sign(), desk.commit()
+    desk.journal.prove(signed, BatchPlace(batch.name, 0, ()))
+    assert desk.duty.batch_of(signed) is batch
+    desk.view.batches[4] = own()
+    assert desk.duty.batch_of(signed) is desk.view.batches[4]
+    desk.view.batches = {3: replace(batch, root=keccak(b"after a reorganisation"))}
+    assert desk.duty.batch_of(signed) is None
 
 
 def test_chain_is_told_of_as_many_sources_as_it_takes_and_of_none_that_nobody_asks(
