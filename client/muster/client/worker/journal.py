@@ -54,7 +54,7 @@ class SignedSubmission:
     @property
     def fields(self) -> dict[str, object]:
         """The fields of a log line that name it."""
-        return {"step": self.ticket.step, "index": self.ticket.index}
+        return fields_of(self.ticket)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +294,11 @@ class SubmissionJournal(Journal):
 
     def _file_path(self, name: Hash32) -> Path:
         return self._files / f"{name.hex()}.parquet"
+
+
+def fields_of(ticket: Ticket) -> dict[str, object]:
+    """Return the fields of a log line that name a ticket."""
+    return {"step": ticket.step, "index": ticket.index, "policy_version": ticket.policy_version}
 
 
 def slot_of(work: Ticket | Submission) -> Slot:

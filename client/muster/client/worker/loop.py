@@ -54,7 +54,7 @@ from muster.client.worker.generation import (
     submission_of,
     ticket_samples,
 )
-from muster.client.worker.journal import SignedSubmission, slot_of
+from muster.client.worker.journal import SignedSubmission, fields_of, slot_of
 from muster.client.worker.outcomes import Outcomes
 from muster.client.worker.silence import SilenceDuty
 from muster.client.worker.standing import require_good_standing
@@ -298,7 +298,7 @@ class WorkerLoop:
         try:
             rollouts = await self.generate(ticket)
         except TaskError as error:
-            fields = {**_fields(ticket), "error": str(error), "hint": error.hint}
+            fields = {**fields_of(ticket), "error": str(error), "hint": error.hint}
             logger.warning("ticket left to lapse", extra=fields)
             if not isinstance(error, Hopeless):
                 # Seeds are derived: the same answers would come again.
@@ -464,7 +464,7 @@ class WorkerLoop:
     def _refuse(self, ticket: Ticket, fault: TicketFault) -> float:
         if fault is TicketFault.POLICY_UNKNOWN:
             # The orchestrator may be a block ahead of this node.
-            logger.debug("ticket ahead of the chain view", extra=_fields(ticket))
+            logger.debug("ticket ahead of the chain view", extra=fields_of(ticket))
             return self.context.poll_s
         return self.refusals.failed(ConfigError(f"ticket refused: {fault}"))
 
@@ -491,7 +491,7 @@ class WorkerLoop:
             station.waiting -= 1
         logger.info(
             "ticket generated",
-            extra={**_fields(ticket), "tokens": played.tokens, "busy_s": round(took_s, 3)},
+            extra={**fields_of(ticket), "tokens": played.tokens, "busy_s": round(took_s, 3)},
         )
         self.slowness.recovered()
         self.state = "grading"
@@ -525,11 +525,11 @@ class WorkerLoop:
     async def submit(self, ticket: Ticket, rollouts: list[Rollout]) -> None:
         """Journal, sign and upload the rollouts, unless their time is over."""
         if self.context.held.fault is not None:
-            logger.warning("ticket left to lapse, nothing more is signed", extra=_fields(ticket))
+            logger.warning("ticket left to lapse, nothing more is signed", extra=fields_of(ticket))
             return
         if await self._has_lapsed(ticket):
             # The machine slept or is too slow. Unsigned work can be leased again.
-            logger.warning("ticket left to lapse, its time is over", extra=_fields(ticket))
+            logger.warning("ticket left to lapse, its time is over", extra=fields_of(ticket))
             return
         data = await self.compute.run(encode_rollouts, rollouts)
         submission = self.claim(ticket, rollouts, file_hash(data))
@@ -561,11 +561,11 @@ class WorkerLoop:
         """Upload the submission signed for the slot, if it has no outcome and its file exists; no
         other may ever be signed."""
         if signed.slot not in self.context.journal.unfinished():
-            logger.debug("signed slot has an outcome", extra=_fields(signed.ticket))
+            logger.debug("signed slot has an outcome", extra=signed.fields)
             return
         data = await asyncio.to_thread(self.context.journal.data, signed)
         if data is None:
-            logger.debug("signed slot has no file any more", extra=_fields(signed.ticket))
+            logger.debug("signed slot has no file any more", extra=signed.fields)
             return
         await self._upload(signed, data)
 
@@ -584,7 +584,7 @@ class WorkerLoop:
                 if not self._is_awaited(signed):
                     return
                 if error.status in _LASTING_REFUSALS:
-                    fields = {**_fields(signed.ticket), "code": error.code, "error": str(error)}
+                    fields = {**signed.fields, "code": error.code, "error": str(error)}
                     logger.warning("submission refused", extra=fields)
                     if error.code not in _PASSING:
                         await self._give_up(signed, error.code)
@@ -595,7 +595,7 @@ class WorkerLoop:
             self.uploaded += 1
             logger.info(
                 "submission uploaded",
-                extra={**_fields(signed.ticket), "units": submission.units},
+                extra={**signed.fields, "units": submission.units},
             )
             return
 
@@ -627,7 +627,7 @@ class WorkerLoop:
         )
         logger.error(
             "the journal lacks signatures of this node",
-            extra={**_fields(ticket), "error": str(fault), "hint": fault.hint},
+            extra={**fields_of(ticket), "error": str(fault), "hint": fault.hint},
         )
         self.context.held.fault = fault
         # Not in a thread: the duty against silence must not submit it in between.
@@ -716,7 +716,3 @@ class WorkerLoop:
                 # Leasing reports outages; a missed heartbeat is harmless.
                 logger.debug("heartbeat failed", extra={"code": error.code})
             await asyncio.sleep(self.context.heartbeat_s)
-
-
-def _fields(ticket: Ticket) -> dict[str, object]:
-    return {"step": ticket.step, "index": ticket.index, "policy_version": ticket.policy_version}

@@ -114,12 +114,8 @@ class Outcomes:
 
 
 def _say(judged: Judged) -> None:
-    ticket, record = judged.signed.ticket, judged.record
-    fields = {
-        **judged.signed.fields,
-        "policy_version": ticket.policy_version,
-        "units": record.units,
-    }
+    record = judged.record
+    fields = {**judged.signed.fields, "units": record.units}
     if record.verdict is Verdict.ACCEPTED:
         logger.info("submission accepted", extra=fields)
     else:

@@ -33,7 +33,7 @@ from muster.client.validator.batches import is_misdeclared
 from muster.client.worker.context import NodeContext
 from muster.client.worker.deposits import Deposits
 from muster.client.worker.elsewhere import LONGEST_ASK_S, LOOK_UP_S, Elsewhere
-from muster.client.worker.journal import BatchPlace, SignedSubmission, Slot
+from muster.client.worker.journal import BatchPlace, SignedSubmission, Slot, slot_of
 from muster.client.worker.outcomes import Judged
 from muster.lifecycle import run_beside, uptime_s
 from muster.protocol.encoding import hex0x
@@ -302,8 +302,9 @@ class SilenceDuty:
         batch = self.batch_of(signed)
         case = self.context.view.cases.get(summons_of(batch.batch_id)) if batch else None
         step = next_step(signed, batch, case, at, self.times, is_refused=is_refused)
+        run = self.context.run
         is_held_back = step is SilenceStep.SUBMIT and (
-            not self._is_open() or self._may_have_signed_another(signed)
+            run.paused or run.closed_at or self._may_have_signed_another(signed)
         )
         return batch, None if is_held_back else step
 
@@ -312,23 +313,19 @@ class SilenceDuty:
         on chain, or the journal is no record of all that the node signed. Both submissions together
         prove a fraud, and a transaction shows this one to everybody.
         """
-        context, slot = self.context, (signed.ticket.step, signed.ticket.index)
-        own = [batch.work.submission for batch in self.own_work.values() if batch.work]
-        if self.elsewhere.lacking is not None:
+        lacking = self.elsewhere.lacking
+        if lacking is not None:
             self._steps.report(
-                context.run_id,
+                self.context.run_id,
                 "the journal lacks accepted work of this node: nothing is submitted directly",
-                step=self.elsewhere.lacking.step,
-                index=self.elsewhere.lacking.index,
+                step=lacking.step,
+                index=lacking.index,
                 hint="put the newest --state-dir back and stop any other process with the node's "
                 "key; if the folder is lost, muster node rotate makes another node",
             )
-        is_incomplete = self.elsewhere.lacking is not None or context.held.fault is not None
-        return is_incomplete or any((work.step, work.index) == slot for work in own)
-
-    def _is_open(self) -> bool:
-        run = self.context.run
-        return not run.paused and not run.closed_at
+        is_incomplete = lacking is not None or self.context.held.fault is not None
+        own = (batch.work.submission for batch in self.own_work.values() if batch.work)
+        return is_incomplete or signed.slot in map(slot_of, own)
 
     async def act(
         self, step: SilenceStep, signed: SignedSubmission, batch: BatchView | None
