@@ -126,7 +126,7 @@ class CaseJudge:
     _by_verifiers: dict[Hash32, int] = field(default_factory=dict)
     """Cases whose rulings verifiers decide, with the number of claims looked at."""
     _graded: set[Hash32] = field(default_factory=set)
-    """Cases whose answers a thread grades, perhaps one that was given up."""
+    """Cases for which a thread grades, perhaps one that was given up."""
     _loaded: _Version | None = None
     _policies: FinitePolicies = field(default_factory=FinitePolicies)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -166,7 +166,7 @@ class CaseJudge:
             claims = len(case.claims)
             if self._by_verifiers.get(case.case_id) == claims:
                 # Recomputed already: another try must not keep the engine from other cases.
-                await asyncio.to_thread(require_verifiers, rules)
+                await self._examine(case.case_id, require_verifiers, rules)
             case_at = _CaseAt(case.case_id, run, batch, case.position, rules, sources)
             recorded = batch.records[case.position].reason if batch.records else None
             if recorded is Reason.BATCH_MISDECLARED:
@@ -177,7 +177,7 @@ class CaseJudge:
                     found = await self._with_history(case_at, found)
         if found.record.reason in BY_VERIFIERS:
             self._by_verifiers[case.case_id] = claims
-            await asyncio.to_thread(require_verifiers, rules)
+            await self._examine(case.case_id, require_verifiers, rules)
         return Ruling(found.record.verdict, found.record.reason), _described(found)
 
     async def _read_rules(self, run: RunView, case: CaseView, sources: Sources) -> Rules:
@@ -256,8 +256,8 @@ class CaseJudge:
             return await recompute_broken(claim, data, at.rules, self.decoder, folder, fault)
 
     async def _examine(self, case_id: Hash32, function: Callable[..., T], *args: Any) -> T:
-        """Return the result of a function that grades answers of a case. It runs in a thread of its
-        own, which a verifier that hangs takes from no others.
+        """Return the result of a function that grades for a case, or tries the run's verifiers. It
+        runs in a thread of its own, which a verifier that hangs takes from no others.
         """
         thread = ThreadPoolExecutor(1, thread_name_prefix="grading")
         running = thread.submit(copy_context().run, function, *args)

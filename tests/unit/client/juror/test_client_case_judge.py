@@ -553,11 +553,13 @@ async def test_verifier_that_hangs_delays_no_vote_and_no_other_case(
     assert graded.count(graded[0]) == 1
 
 
+@pytest.mark.parametrize("is_tried", [False, True], ids=["grades", "is tried"])
 async def test_verifiers_that_hang_leave_threads_to_others(
     world: Any,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     request: pytest.FixtureRequest,
+    is_tried: bool,
 ) -> None:
     """One thread a case: it is not graded again while its verifier hangs, but afterwards."""
     loop = asyncio.get_running_loop()
@@ -568,15 +570,21 @@ async def test_verifiers_that_hang_leave_threads_to_others(
     hangs, ends, hung = asyncio.Event(), threading.Event(), []
     request.addfinalizer(ends.set)
 
-    def grade(problem: Problem, completion: str) -> Grade:
+    def hang() -> None:
         if len(hung) < 4:
             hung.append(threading.current_thread())
             loop.call_soon_threadsafe(hangs.set)
             ends.wait()
+
+    def grade(problem: Problem, completion: str) -> Grade:
+        if not is_tried:
+            hang()
         return exact_match.grade_exact_match(problem, completion)
 
     grader = replace(exact_match.VERIFIER, grade=grade)
     monkeypatch.setattr(registry, "installed_verifiers", lambda: {"exact_match": grader})
+    if is_tried:
+        monkeypatch.setattr(judging, "require_verifiers", lambda _rules: hang())
     monkeypatch.setattr(judging, "STOP_S", 0.0)
     monkeypatch.setattr(judging, "LOOK_S", 0.01)
     async with asyncio.timeout(60):
