@@ -154,13 +154,25 @@ def _join(first: Piece, second: Piece) -> Piece | None:
 
 # Weights that are not finite
 
-_EXPONENTS: dict[str, np.unsignedinteger[Any]] = {
-    "F64": np.uint64(0x7FF0 << 48),
-    "F32": np.uint32(0x7F80 << 16),
-    "BF16": np.uint16(0x7F80),
-    "F16": np.uint16(0x7C00),
+_Bits = np.unsignedinteger[Any]
+
+
+def _all_set(bits: _Bits) -> tuple[_Bits, _Bits]:
+    return bits, bits
+
+
+_NOT_FINITE: dict[str, tuple[_Bits, _Bits]] = {
+    "F64": _all_set(np.uint64(0x7FF0 << 48)),
+    "F32": _all_set(np.uint32(0x7F80 << 16)),
+    "BF16": _all_set(np.uint16(0x7F80)),
+    "F16": _all_set(np.uint16(0x7C00)),
+    "F8_E5M2": _all_set(np.uint8(0x7C)),
+    "F8_E4M3": _all_set(np.uint8(0x7F)),
+    "F8_E8M0": _all_set(np.uint8(0xFF)),
+    "F8_E5M2FNUZ": (np.uint8(0xFF), np.uint8(0x80)),
+    "F8_E4M3FNUZ": (np.uint8(0xFF), np.uint8(0x80)),
 }
-"""Bits of a number's exponent by format: all are set in NaN and infinity, and in no other."""
+"""By format, the bits that tell NaN and infinity from all other numbers, and their value there."""
 _NUMBERS = 1 << 16
 """Numbers that are looked at together; they fit into a processor's cache."""
 
@@ -185,10 +197,10 @@ def require_finite(folder: Path, version: PolicyVersion) -> None:
 
 
 def _is_finite(path: Path, stored: Tensor) -> bool:
-    bits = _EXPONENTS.get(stored.dtype)
-    if bits is None or not stored.size:
+    if stored.dtype not in _NOT_FINITE or not stored.size:
         return True
+    bits, value = _NOT_FINITE[stored.dtype]
     count = stored.size // bits.itemsize
     numbers = np.memmap(path, bits.dtype, "r", stored.offset, (count,))
     parts = (numbers[start : start + _NUMBERS] for start in range(0, count, _NUMBERS))
-    return not any(bool(((part & bits) == bits).any()) for part in parts)
+    return not any(bool(((part & bits) == value).any()) for part in parts)

@@ -3,6 +3,7 @@ worker says so once."""
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import AsyncIterator, Sequence
@@ -239,3 +240,36 @@ def test_weights_that_are_not_finite_are_named(
         return
     with pytest.raises(PolicyBroken, match=r"version 3 .* its up is not finite"):
         require_finite(tmp_path, PolicyVersion(3))
+
+
+def is_finite(folder: Path) -> bool:
+    try:
+        require_finite(folder, PolicyVersion(3))
+    except PolicyBroken:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("F8_E4M3", torch.float8_e4m3fn),
+        ("F8_E5M2", torch.float8_e5m2),
+        ("F8_E4M3FNUZ", torch.float8_e4m3fnuz),
+        ("F8_E5M2FNUZ", torch.float8_e5m2fnuz),
+        ("F8_E8M0", torch.float8_e8m0fnu),
+    ],
+)
+def test_a_byte_is_no_finite_weight_where_torch_reads_none(
+    tmp_path: Path, name: str, dtype: torch.dtype
+) -> None:
+    read = torch.arange(256, dtype=torch.uint8).view(dtype).float().isfinite().tolist()
+    entry = {"dtype": name, "shape": [3], "data_offsets": [0, 3]}
+    header = json.dumps({"up": entry}).encode()
+    found = []
+    for byte in range(256):
+        stored = len(header).to_bytes(8, "little") + header + bytes([1, byte, 1])
+        (tmp_path / "a.safetensors").write_bytes(stored)
+        found.append(is_finite(tmp_path))
+    assert found == read
+    assert 0 < sum(found) < 256
