@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,11 +11,21 @@ from typing import Any
 import pytest
 from worlds.client_chain import make_batch, make_context, make_view
 from worlds.client_desk import Desk, make_record
-from worlds.client_world import CALIBRATION, NOW, RECIPE, RULES, RUN, VERSION, make_ticket
+from worlds.client_world import (
+    CALIBRATION,
+    NOW,
+    RECIPE,
+    RULES,
+    RUN,
+    VERSION,
+    make_submission,
+    make_ticket,
+)
 
 from muster.client.chain_facts import is_over, settled_at
 from muster.client.validator.loop import ValidatorLoop
 from muster.client.worker import loop as worker_loop
+from muster.protocol.ids import RunId
 from muster.protocol.messages import Verdict
 
 DEADLINE_S, WINDOW_S = 800, 400
@@ -109,6 +120,13 @@ async def test_a_worker_leaves_a_run_that_is_over(
     assert caplog.messages[-1] == "run complete"
     assert vars(caplog.records[-1])["without_outcome"] == 0
     assert (desk.orchestrator.uploads, desk.fetcher.fetched) == ([], [])
+
+
+async def test_it_does_not_wait_for_work_of_another_run(desk: Any) -> None:
+    ticket = replace(make_ticket(), run_id=RunId(RUN + 1))
+    desk.journal.record(ticket, b"", make_submission(ticket, []), b"a file")
+    await ends(desk.loop)
+    assert not desk.orchestrator.calls["submit"]
 
 
 @pytest.mark.parametrize("desk", [{"recipe": trained(0)}], indirect=True)

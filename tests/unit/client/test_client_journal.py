@@ -376,6 +376,15 @@ def three_files(journal: SubmissionJournal) -> list[SignedSubmission]:
     return made
 
 
+def test_unfinished_work_may_be_finished_while_it_is_looked_through(tmp_path: Path) -> None:
+    with SubmissionJournal(tmp_path) as journal:
+        made = three_files(journal)
+        for each in journal.unfinished().values():
+            journal.finish(each, "REJECTED")
+        assert not journal.unfinished()
+        assert all(journal.data(each) for each in made)
+
+
 def test_kept_files_of_unfinished_work_stay_after_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

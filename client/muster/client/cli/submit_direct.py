@@ -253,9 +253,7 @@ async def _plans(duty: SilenceDuty) -> list[_NextStep]:
     plans = []
     at = await duty.chain.now()
     await duty.elsewhere.look()
-    for signed in list(duty.context.journal.unfinished().values()):
-        if signed.submission.run_id != duty.context.run_id:
-            continue
+    for signed in duty.context.unfinished.values():
         await duty.look_up(signed)
         # Unlike the process, the command does not wait until the orchestrator's time is over.
         batch, step = duty.next_of(signed, at, is_refused=True)

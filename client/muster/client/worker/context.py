@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from muster.chain import ChainView, RunView
     from muster.client.chain_facts import HistoryView
     from muster.client.validator.judging import Rules
-    from muster.client.worker.journal import SignedSubmission, SubmissionJournal
+    from muster.client.worker.journal import SignedSubmission, Slot, SubmissionJournal
     from muster.inference import InferenceEngine
     from muster.protocol.eip712 import Domain
     from muster.protocol.messages import Submission
@@ -244,6 +244,13 @@ class NodeContext:
     def sign(self, submission: Submission) -> bytes:
         """Return the node's signature of a submission."""
         return sign(digest(self.domain, submission.struct_hash()), self.key)
+
+    @property
+    def unfinished(self) -> Mapping[Slot, SignedSubmission]:
+        """The run's unfinished submissions at this moment, oldest first: the journal may hold those
+        of other runs, too."""
+        found = self.journal.unfinished().items()
+        return {slot: signed for slot, signed in found if signed.ticket.run_id == self.run_id}
 
     def work(self, signed: SignedSubmission) -> LeasedWork:
         """Return a submission with all its proofs."""

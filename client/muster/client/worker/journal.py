@@ -175,8 +175,8 @@ class SubmissionJournal(Journal):
         return self._proven.get(signed.slot)
 
     def unfinished(self) -> Mapping[Slot, SignedSubmission]:
-        """Return the unfinished submissions, oldest first."""
-        return self._open_slots
+        """Return the unfinished submissions at this moment, oldest first."""
+        return dict(self._open_slots)  # other threads change it
 
     def open_versions(self, run_id: RunId) -> set[PolicyVersion]:
         """Return the policy versions of a run that unfinished and accused submissions name: a
@@ -252,7 +252,7 @@ class SubmissionJournal(Journal):
 
     def _disputable(self) -> list[SignedSubmission]:
         """Return the unfinished and the accused submissions."""
-        return [*list(self._open_slots.values()), *list(self._accused.values())]
+        return [*self.unfinished().values(), *dict(self._accused).values()]
 
     def _set_aside(self, signed: SignedSubmission) -> None:
         """Move a file to those that were not accepted, and delete the oldest of these."""

@@ -62,7 +62,7 @@ class EventLog(logging.Handler):
 
 def take_picture(loop: WorkerLoop, events: tuple[str, ...], *, now: int, window_s: int) -> Picture:
     """Return the state of a worker at `now`; outcomes are final `window_s` after posting."""
-    waiting, lasting = len(loop.context.journal.unfinished()), loop.outages.lasting
+    waiting, lasting = len(loop.context.unfinished), loop.outages.lasting
     rows = {
         "state": loop.doing + (f", waiting for {' and '.join(lasting)}" if lasting else ""),
         "policy": _policy(loop),

@@ -204,7 +204,7 @@ class WorkerLoop:
     async def _work(self) -> None:
         while not self._has_ended():
             await self._rest(await self._round())
-        run, waiting = self.context.run_id, len(self.context.journal.unfinished())
+        run, waiting = self.context.run_id, len(self.context.unfinished)
         logger.info("run complete", extra={"run_id": run, "without_outcome": waiting})
 
     async def help(self) -> None:
@@ -229,7 +229,7 @@ class WorkerLoop:
             return False
         now = time.monotonic()  # who sleeps through the end still settles what waits for it
         self._over_since = self._over_since or now
-        longest_s, is_done = OUTCOMES_S, not self.context.journal.unfinished()
+        longest_s, is_done = OUTCOMES_S, not self.context.unfinished
         if self.silence is not None:
             longest_s += self.silence.longest_s
             is_done = is_done and self.silence.is_done()
@@ -554,13 +554,13 @@ class WorkerLoop:
 
     async def _resume(self) -> None:
         """Upload again submissions without an outcome: a crash may have prevented the upload."""
-        for signed in list(self.context.journal.unfinished().values()):
+        for signed in self.context.unfinished.values():
             await self._submit_again(signed)
 
     async def _submit_again(self, signed: SignedSubmission) -> None:
         """Upload the submission signed for the slot, if it has no outcome and its file exists; no
         other may ever be signed."""
-        if signed.slot not in self.context.journal.unfinished():
+        if signed.slot not in self.context.unfinished:
             logger.debug("signed slot has an outcome", extra=signed.fields)
             return
         data = await asyncio.to_thread(self.context.journal.data, signed)
@@ -611,7 +611,7 @@ class WorkerLoop:
 
     def _is_awaited(self, signed: SignedSubmission) -> bool:
         """Return whether the orchestrator still needs a submission, by what is known of it."""
-        if signed.slot not in self.context.journal.unfinished():
+        if signed.slot not in self.context.unfinished:
             return False
         return self.silence is None or not self.silence.is_held(signed)
 

@@ -234,11 +234,10 @@ class SilenceDuty:
 
     async def is_needed(self) -> bool:
         """Return whether it has bonds, cases or claims left, or work that may still be judged."""
-        at, run_id = await self._time.now(), self.context.run_id
+        at = await self._time.now()
         judged_in_s = COMMIT_GRACE_S + self.times.longest_s
         return not self.is_done() or any(
-            signed.ticket.run_id == run_id and at < signed.ticket.deadline + judged_in_s
-            for signed in self.context.journal.unfinished().values()
+            at < signed.ticket.deadline + judged_in_s for signed in self.context.unfinished.values()
         )
 
     @property
@@ -257,9 +256,8 @@ class SilenceDuty:
     async def serve(self) -> None:
         """Take all steps that are possible now."""
         context = self.context
-        unfinished = context.journal.unfinished().values()
         contested = self._contested
-        waiting = [signed for signed in unfinished if signed.slot not in contested]
+        waiting = [each for slot, each in context.unfinished.items() if slot not in contested]
         cases = [case for case in context.view.cases.values() if self._is_mine(case)]
         bonds = self.bonds()
         if not (waiting or cases or bonds or self.accepted):
@@ -284,7 +282,7 @@ class SilenceDuty:
 
     async def _serve_work(self, signed: SignedSubmission, at: float) -> None:
         journal, is_refused = self.context.journal, signed.slot in self.refused
-        if signed.slot not in journal.unfinished():
+        if signed.slot not in self.context.unfinished:
             return  # dropped while others were served
         batch, step = self.next_of(signed, at, is_refused=is_refused)
         if batch is not None and batch.is_void:
@@ -366,7 +364,7 @@ class SilenceDuty:
         together prove a fraud. The same may be true of any other submission then."""
         if self.context.held.fault is not None:
             raise self.context.held.fault
-        if signed.slot not in self.context.journal.unfinished():
+        if signed.slot not in self.context.unfinished:
             raise ConfigError(f"the work for step {signed.ticket.step} was dropped meanwhile")
 
     async def provide_bond(self) -> None:
@@ -501,7 +499,7 @@ class SilenceDuty:
         """
         context = self.context
         own = self.own_work
-        for signed in list(context.journal.unfinished().values()):
+        for signed in context.unfinished.values():
             batch = own.get(signed.submission.leaf())
             if batch and not batch.is_void and batch.status is not BatchStatus.JUDGED:
                 await self.deposits.offer(signed)

@@ -180,6 +180,19 @@ async def test_orchestrator_that_hangs_does_not_make_own_work_late(
     assert await desk.at(LATE) == ["submit"]
 
 
+async def test_work_of_another_run_in_the_same_folder_is_left_alone(desk: Silenced) -> None:
+    ticket, submission = (replace(each, run_id=RUN + 1) for each in (TICKET, SIGNED.submission))
+    desk.journal.record(ticket, SIGNED.ticket_signature, submission, DATA)
+    refusal = ApiError("no such run", status=404, code="run_unknown")
+    desk.orchestrator.fail("submit", refusal)
+    await desk.loop._round()
+    for time_s in (LATE, TICKET.deadline + COMMIT_GRACE_S):
+        assert await desk.at(time_s) == []
+    assert not await desk.duty.is_needed()
+    assert not desk.orchestrator.calls["submit"]
+    assert len(desk.journal.unfinished()) == 1
+
+
 async def test_batches_of_other_runs_are_no_cause_to_ask(desk: Silenced) -> None:
     desk.sign()
     await desk.duty.serve()
