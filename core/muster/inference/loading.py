@@ -65,11 +65,21 @@ def load_transformers(
 
 
 def require_device(device: str) -> None:
-    """Raise ConfigError when torch cannot compute on a device, as it is named to torch."""
+    """Raise ConfigError when torch cannot compute on a device, as it is named to torch.
+
+    Makes no CUDA context: it would keep several hundred MB of the GPU until this process ends, and
+    the engine's own process needs another.
+    """
     import torch
 
     try:
-        torch.empty(1, device=device)
+        place = torch.device(device)
+        if place.type != "cuda":
+            torch.empty(1, device=place)
+            return
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (place.index or 0) >= count:
+            raise RuntimeError(f"it finds {count} GPUs")
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(
             f"torch cannot compute on {device!r}: {str(error).splitlines()[0]}",

@@ -10,6 +10,7 @@ from pkgutil import iter_modules
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 from rich.console import Console
 from worlds.client_world import CALIBRATION, RECIPE, TASK_SET
@@ -260,3 +261,17 @@ def test_a_device_that_torch_does_not_have_is_refused(device: str) -> None:
         require_device(device)
     assert "cpu works everywhere" in (caught.value.hint or "")
     require_device("cpu")
+
+
+def test_a_gpu_is_found_without_a_context_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No tensor is made there, which keeps several hundred MB of the GPU until the process ends."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for device in ("cuda", "cuda:0", "cuda:1"):
+        require_device(device)
+    assert not torch.cuda.is_initialized()
+    with pytest.raises(ConfigError, match="torch cannot compute on 'cuda:2': it finds 2 GPUs"):
+        require_device("cuda:2")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="torch cannot compute on 'cuda': it finds 0 GPUs"):
+        require_device("cuda")
