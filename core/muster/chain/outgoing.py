@@ -39,7 +39,7 @@ _FIELDS = ("chainId", "nonce", "gas", "maxFeePerGas", "maxPriorityFeePerGas", "d
 
 
 class SendRefusal(Enum):
-    """Why a node did not take a transaction."""
+    """Why a node did not take a transaction. Each leaves less open than the one before."""
 
     KNOWN = auto()
     """The node has it already."""

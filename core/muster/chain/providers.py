@@ -18,7 +18,7 @@ from web3 import AsyncHTTPProvider, AsyncIPCProvider, WebSocketProvider
 from web3.providers import PersistentConnectionProvider
 from web3.types import RPCEndpoint, RPCResponse
 
-from muster.chain.rpc import IS_RUNNING, HttpRefusal, mask_url
+from muster.chain.rpc import IS_RUNNING, SEND, HttpRefusal, mask_url
 from muster.protocol.errors import ChainUnreachable, ConfigError
 
 MAX_ANSWER_BYTES = 256 << 20
@@ -45,7 +45,8 @@ class HttpProvider(AsyncHTTPProvider):
 
     async def make_request(self, method: RPCEndpoint, params: Any) -> RPCResponse:
         """Return the answer, errors included."""
-        answer = await self._send(self.encode_rpc_request(method, params))
+        body = self.encode_rpc_request(method, params)
+        answer = await (self._post if method == SEND else self._send)(body)
         return cast(RPCResponse, json.loads(answer))
 
     async def make_batch_request(self, batch_requests: Requests) -> Any:

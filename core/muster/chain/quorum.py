@@ -5,7 +5,8 @@
     the newest block                        the newest that most of them have
     an account's nonce, the market's fees   the middle one: an endpoint may lag, or say too much
     gas estimates, a pool's content         the first that answers
-    a transaction to send                   goes to all
+    a transaction to send                   goes to all, and is refused only if all refuse it: a
+                                            silent endpoint may have taken it
 
 With two endpoints, one is enough while the other does not answer; of three or more, most must
 answer.
@@ -16,11 +17,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from muster.chain.rpc import Call, Rpc, from_hex, is_quantity
+from muster.chain.outgoing import refusal_of
+from muster.chain.rpc import SEND, Call, Rpc, from_hex, is_quantity, is_transaction
 from muster.protocol.errors import ChainInconsistent, ChainUnreachable, RpcError
 from muster.settings import urls_of
 
@@ -42,7 +44,6 @@ _ANY = frozenset(
         "eth_estimateGas",
         "eth_feeHistory",
         "eth_getTransactionByHash",
-        "eth_sendRawTransaction",
     }
 )
 
@@ -127,7 +128,8 @@ class QuorumRpc(Rpc):
         tasks = {each: asyncio.ensure_future(each.rpc.try_batch(calls)) for each in asked}
         try:
             done, _ = await asyncio.wait(tasks.values(), timeout=_GRACE_S)
-            if sum(task.exception() is None for task in done) < self._enough:
+            heard = [task.result() for task in done if task.exception() is None]
+            if len(heard) < self._needed(calls, heard, len(asked)):
                 await asyncio.wait(tasks.values())
         finally:
             for task in tasks.values():
@@ -143,18 +145,27 @@ class QuorumRpc(Rpc):
                 problem = error or problem
             else:
                 raise error
-        if len(said) < self._enough:
+        needed = self._needed(calls, said.values(), len(asked))
+        if len(said) < needed:
             raise ChainUnreachable(
                 f"{len(said)} of {len(self._endpoints)} RPC endpoints answer, "
-                f"{self._enough} must: {problem or 'the others are silent'}",
+                f"{needed} must: {problem or 'the others are silent'}",
                 hint="wait a minute and try again, or give other endpoints with --rpc",
             )
         return said
+
+    def _needed(self, calls: Sequence[Call], heard: Collection[list[Any]], asked: int) -> int:
+        """Return how many of the `asked` endpoints must answer: all, to refuse a transaction."""
+        if is_transaction(calls) and all(isinstance(results[0], RpcError) for results in heard):
+            return asked
+        return self._enough
 
     # --------------------------------------------------------------------- agree
 
     async def _agreed(self, call: Call, said: dict[_Endpoint, Any]) -> Any:
         method, params = call
+        if method == SEND:
+            return min(said.values(), key=_finality)
         if method in _ANY:
             return _first(list(said.values()))
         if method in _MIDDLE:
@@ -228,6 +239,11 @@ def _first(outcomes: list[Any]) -> Any:
     """Return the first outcome that is no error and not null, else the first."""
     known = [o for o in outcomes if o is not None and not isinstance(o, RpcError)]
     return (known or outcomes)[0]
+
+
+def _finality(outcome: Any) -> int:
+    """Return 0 for a transaction that was taken, and more the less a refusal leaves open."""
+    return refusal_of(outcome).value if isinstance(outcome, RpcError) else 0
 
 
 def _middle(outcomes: list[Any]) -> Any:

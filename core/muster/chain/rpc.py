@@ -6,8 +6,8 @@ it read the values in answers.
 
 Requests go to web3's provider, and through the middleware that a user added to `w3`. web3's own
 formatting of answers is skipped: it takes many times as long as the rest (decision 38). Nothing
-here knows contracts. All methods that Muster uses may be repeated, so a request is sent a second
-time when a kept-alive connection turns out to be closed.
+here knows contracts. A request whose answer was lost is repeated, but a transaction never: the
+refusal of its second copy would say nothing about the first.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ IS_RUNNING = (
     "check that the chain is running: `muster network show` says which one is used; --rpc "
     "URL uses another"
 )
+SEND = "eth_sendRawTransaction"
+"""The method that takes a transaction: the only one that must not be repeated here."""
 _REVERT_CODE = 3
 
 Call = tuple[str, list[Any]]
@@ -115,16 +117,18 @@ class Rpc:
         """Return results in order, an RpcError in the place of each that failed.
 
         A request that was refused for its rate, or whose answer was lost, is sent again until
-        `timeout_s` is over. Another endpoint is asked only by a quorum (`muster.chain.quorum`).
+        `timeout_s` is over; a transaction is sent once. Another endpoint is asked only by a quorum
+        (`muster.chain.quorum`).
         """
         results: dict[int, Any] = {}
         waiting, patience = list(range(len(calls))), RatePatience(self._timeout_s)
+        may_repeat = not is_transaction(calls)
         while waiting:
             asked = waiting[: self._portion.size]
             try:
                 outcomes = await self._ask([calls[i] for i in asked])
             except (HttpRefusal, AnswerLost) as refusal:
-                if refusal.may_pass and await patience.waits(refusal.retry_after_s):
+                if may_repeat and refusal.may_pass and await patience.waits(refusal.retry_after_s):
                     continue
                 if refusal.is_for_size and len(asked) > 1:
                     self._portion.refused(len(asked))
@@ -253,6 +257,11 @@ class Rpc:
         return ChainUnreachable(
             f"{self.masked_url} does not speak JSON-RPC: {what}", hint=IS_RUNNING
         )
+
+
+def is_transaction(calls: Sequence[Call]) -> bool:
+    """Return whether a request sends a transaction, which is then its only call."""
+    return any(method == SEND for method, _ in calls)
 
 
 def _is_limited(outcome: Any) -> bool:

@@ -386,6 +386,7 @@ class TransactionSender:
             policy = self._policy
             bumped_at, pause = self._clock(), policy.first_poll_s
             unknown_since: float | None = None
+            problem: RpcError | None = None
             while True:
                 look = await self._try_look(watch.action)
                 if look is not None and look.receipt is not None:
@@ -401,7 +402,8 @@ class TransactionSender:
                 ):
                     return None
                 if now - started >= policy.give_up_after_s:
-                    raise self._lost(watch.action)
+                    is_refused = look is not None and look.is_forgotten
+                    raise self._lost(watch.action, problem if is_refused else None)
                 if look is not None and look.standing < 0:
                     # Not its turn: earlier transactions get higher fees or are sent again, not this
                     # one.
@@ -411,7 +413,10 @@ class TransactionSender:
                 is_slow = now - bumped_at >= policy.bump_after_s and is_open
                 is_cheap = False
                 if not is_slow and look is not None and look.is_forgotten:
-                    is_cheap = await self._send_again(watch.action) is SendRefusal.FEE_TOO_LOW
+                    problem = await self._send_again(watch.action)
+                    is_cheap = problem is not None and (
+                        refusal_of(problem) is SendRefusal.FEE_TOO_LOW
+                    )
                 if is_slow or is_cheap:
                     bumped_at = now
                     await self._bump(watch, look, is_cheap=is_cheap)
@@ -467,11 +472,12 @@ class TransactionSender:
         look = await self._look(action)
         return look.receipt is None and look.standing <= 0
 
-    def _lost(self, action: Action) -> TransactionLost:
+    def _lost(self, action: Action, problem: RpcError | None) -> TransactionLost:
         tx = _hashes_of(action)[-1]
         what = f" ({action.label})" if action.label else ""
         return TransactionLost(
-            f"transaction {tx}{what} was not mined within {self._policy.give_up_after_s:g} s",
+            f"transaction {tx}{what} was not mined within {self._policy.give_up_after_s:g} s"
+            + (f": {problem}" if problem else ""),
             tx=tx,
             is_remembered=self._journal.is_kept and action.label is not None,
         )
@@ -492,14 +498,14 @@ class TransactionSender:
         if look is not None and look.is_forgotten:
             await self._send_again(action)
 
-    async def _send_again(self, action: Action) -> SendRefusal | None:
+    async def _send_again(self, action: Action) -> RpcError | None:
         """Send the newest attempt once more; return why it was refused, if it was."""
         problem = await self._send_raw(action.attempts[-1])
         if problem is None:
             logger.info("transaction sent again", extra=_about(action))
-            return None
-        logger.debug("not taken again", extra=_about(action) | {"cause": str(problem)})
-        return refusal_of(problem)
+        else:
+            logger.debug("not taken again", extra=_about(action) | {"cause": str(problem)})
+        return problem
 
     async def _bump(self, watch: _Watch, look: _Look | None, *, is_cheap: bool) -> None:
         """Replace the newest attempt by one with higher fees, unless they exceed a limit, or no

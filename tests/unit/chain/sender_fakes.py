@@ -11,6 +11,7 @@ from eth_account.typed_transactions.typed_transaction import TypedTransaction
 from hexbytes import HexBytes
 
 from muster.chain import SendJournal, SendPolicy, TransactionSender
+from muster.chain.rpc import Rpc
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import RpcError
@@ -80,10 +81,13 @@ class Pool(FakeNode):
         await asyncio.sleep(0)
 
     def sender(
-        self, policy: SendPolicy = POLICY, journal: SendJournal | None = None
+        self,
+        policy: SendPolicy = POLICY,
+        journal: SendJournal | None = None,
+        rpc: Rpc | None = None,
     ) -> TransactionSender:
         return TransactionSender(
-            *(self.rpc, KEY, 31337),
+            *(rpc or self.rpc, KEY, 31337),
             journal=journal,
             policy=policy,
             clock=lambda: self.now,

@@ -1,5 +1,6 @@
 """Several endpoints: the majority decides, liars are named and left, laggards are not."""
 
+import asyncio
 import copy
 from typing import Any
 
@@ -230,16 +231,87 @@ async def test_range_that_one_refuses_is_made_smaller() -> None:
     assert await nodes.owners() == [1, 2, 3, 4]
 
 
+# ----------------------------------------------------------------------- transactions
+
+KNOWN, USED, FULL, NO_METHOD = (
+    RpcError(message, code=code)
+    for message, code in {
+        "already known": -32000,
+        "nonce too low": -32000,
+        "txpool is full": -32000,
+        "method not available": -32601,
+    }.items()
+)
+
+
+def answering_sends(*results: Any) -> Nodes:
+    """Return endpoints of which each gives one of these answers to a transaction."""
+    nodes = Nodes(len(results))
+    for node, result in zip(nodes.all, results, strict=True):
+        answering(node, "eth_sendRawTransaction", result)
+    return nodes
+
+
+def slow(nodes: Nodes, index: int, turns: int, *, timeout_s: float = 10.0) -> None:
+    """Let an endpoint answer some turns of the event loop after the others."""
+
+    async def post(body: bytes) -> bytes:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        return await nodes[index](body)
+
+    rpcs = [Rpc(f"http://node{i}/key", post=node) for i, node in enumerate(nodes.all)]
+    rpcs[index] = Rpc(f"http://node{index}/key", post=post, timeout_s=timeout_s)
+    nodes.rpc = QuorumRpc(rpcs)
+
+
 async def test_transaction_goes_to_all_and_one_that_takes_it_suffices() -> None:
-    nodes = Nodes(3)
-    answering(nodes[0], "eth_sendRawTransaction", RpcError("already known", code=-32000))
-    answering(nodes[1], "eth_sendRawTransaction", "0xaa")
-    answering(nodes[2], "eth_sendRawTransaction", RpcError("nonce too low", code=-32000))
+    nodes = answering_sends(KNOWN, "0xaa", USED)
     assert await nodes.rpc.call("eth_sendRawTransaction", "0x02") == "0xaa"
     assert all("eth_sendRawTransaction" in node.calls for node in nodes.all)
-    answering(nodes[1], "eth_sendRawTransaction", RpcError("already known", code=-32000))
-    with pytest.raises(RpcError, match="already known"):
+
+
+@pytest.mark.parametrize("results", [(FULL, "0xaa", NO_METHOD), (FULL, "0xaa")])
+async def test_fast_refusals_do_not_hide_a_slow_acceptance(
+    monkeypatch: pytest.MonkeyPatch, results: tuple[Any, ...]
+) -> None:
+    monkeypatch.setattr("muster.chain.quorum._GRACE_S", 0.0)
+    nodes = answering_sends(*results)
+    slow(nodes, 1, turns=200)
+    assert await nodes.rpc.call("eth_sendRawTransaction", "0x02") == "0xaa"
+
+
+@pytest.mark.parametrize("results", [(FULL, "0xaa", NO_METHOD), (FULL, "0xaa")])
+async def test_refused_transaction_may_have_been_taken_by_who_is_silent(
+    results: tuple[Any, ...],
+) -> None:
+    nodes = answering_sends(*results)
+    silent(nodes[1])
+    with pytest.raises(ChainUnreachable, match=f"1 of {len(results)}|2 of {len(results)}"):
         await nodes.rpc.call("eth_sendRawTransaction", "0x02")
+
+
+async def test_transaction_that_one_took_waits_for_nobody_who_is_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("muster.chain.quorum._GRACE_S", 0.0)
+    nodes = answering_sends("0xaa", FULL, "0xaa")
+    slow(nodes, 2, turns=10**9)
+    assert await nodes.rpc.call("eth_sendRawTransaction", "0x02") == "0xaa"
+
+
+@pytest.mark.parametrize(
+    ("results", "told"),
+    [
+        ((FULL, KNOWN, KNOWN), "already known"),
+        ((FULL, USED, KNOWN), "already known"),
+        ((FULL, NO_METHOD, USED), "nonce too low"),
+        ((FULL, FULL, FULL), "txpool is full"),
+    ],
+)
+async def test_refusal_that_leaves_most_open_is_told(results: tuple[Any, ...], told: str) -> None:
+    with pytest.raises(RpcError, match=told):
+        await answering_sends(*results).rpc.call("eth_sendRawTransaction", "0x02")
 
 
 def test_urls_are_given_in_any_way() -> None:

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 from hypothesis import given, strategies as st
 
-from muster.chain.rpc import MAX_BATCH, Rpc, is_revert, mask_url, rpc_error
+from muster.chain.rpc import MAX_BATCH, HttpRefusal, Rpc, is_revert, mask_url, rpc_error
 from muster.protocol.errors import ChainUnreachable, RpcError
 
 Answer = Callable[[Any], Any]
@@ -126,6 +126,33 @@ def test_malformed_errors_are_errors_still(error: Any) -> None:
 )
 def test_reverts_are_recognised(error: RpcError, expected: bool) -> None:
     assert is_revert(error) is expected
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        ConnectionResetError(),
+        ConnectionAbortedError(),
+        HttpRefusal("502", status=502, retry_after=None, hint=""),
+    ],
+)
+@pytest.mark.parametrize(("method", "is_repeated"), [("eth_sendRawTransaction", 0), ("eth_x", 1)])
+async def test_request_whose_answer_was_lost_is_repeated_unless_it_is_a_transaction(
+    monkeypatch: pytest.MonkeyPatch, lost: Exception, method: str, is_repeated: bool
+) -> None:
+    monkeypatch.setattr("muster.chain.rpc._PAUSE_S", (0.0, 0.0))
+    failures, asked = [lost], list[bytes]()
+
+    async def post(body: bytes) -> bytes:
+        asked.append(body)
+        if failures:
+            raise failures.pop()
+        # A node that took the first one, or another one behind the same address.
+        return json.dumps({"id": json.loads(body)["id"], "error": {"message": "full"}}).encode()
+
+    with pytest.raises(RpcError if is_repeated else ChainUnreachable):
+        await Rpc("http://node", post=post).call(method, "0x02")
+    assert len(asked) == 1 + is_repeated
 
 
 # ----------------------------------------------------------------------- batches

@@ -12,6 +12,8 @@ from hexbytes import HexBytes
 from sender_fakes import KEY, POLICY, TO, Pool, until
 
 from muster.chain import SendJournal, SendPolicy, TransactionSender
+from muster.chain.quorum import QuorumRpc
+from muster.chain.rpc import Rpc
 from muster.chain.send_journal import ActionState
 from muster.protocol import errors
 
@@ -523,6 +525,67 @@ async def test_label_is_not_repeated_when_its_transaction_moved_to_another_block
     receipt = await pool.sender(journal=journal).send(TO, b"\1", label="one")
     assert receipt["blockHash"] == "0x" + "2b" * 32
     assert len(pool.sent) == 1
+
+
+# ---------------------------------------------------------------- several endpoints
+
+
+def behind_two(pool: Pool, *, refusal: str) -> Rpc:
+    """Return the pool's endpoint and one that refuses its transactions, as one."""
+
+    def refuse(_raw: str) -> Any:
+        raise errors.RpcError(refusal, code=-32000)
+
+    readonly = Pool()
+    readonly.methods = pool.methods | {"eth_sendRawTransaction": refuse}
+    posts = (("readonly", readonly), ("pool", pool))
+    return QuorumRpc([Rpc(f"http://{name}", post=post, timeout_s=0.01) for name, post in posts])
+
+
+async def test_transaction_that_one_refused_and_one_took_in_silence_is_not_repeated(
+    pool: Pool, journal: SendJournal
+) -> None:
+    take = pool.methods["eth_sendRawTransaction"]
+
+    def send(raw: str) -> Any:
+        take(raw)
+        raise ConnectionAbortedError
+
+    pool.methods["eth_sendRawTransaction"] = send
+    sender = pool.sender(journal=journal, rpc=behind_two(pool, refusal="method not available"))
+    first = await sender.send(TO, b"\1", label="one")
+    again = await sender.send(TO, b"\1", label="one")
+    assert first["transactionHash"] == again["transactionHash"] == pool.sent[0]["hash"]
+    assert len(pool.sent) == 1
+
+
+async def test_transaction_that_both_refused_is_over_at_once(
+    pool: Pool, journal: SendJournal
+) -> None:
+    pool.refusals = [errors.RpcError("txpool is full", code=-32000)]
+    sender = pool.sender(journal=journal, rpc=behind_two(pool, refusal="method not available"))
+    with pytest.raises(errors.RpcError, match=r"not available|is full"):
+        await sender.send(TO, b"\1", label="one")
+    assert await journal.pending() == []
+    assert pool.now == 0.0
+
+
+async def test_transaction_that_is_refused_beside_silence_ends_with_the_reason(
+    pool: Pool, journal: SendJournal
+) -> None:
+    take = pool.methods["eth_sendRawTransaction"]
+
+    def fail(_raw: str) -> Any:
+        raise ConnectionAbortedError
+
+    pool.methods["eth_sendRawTransaction"] = fail
+    sender = pool.sender(journal=journal, rpc=behind_two(pool, refusal="insufficient funds"))
+    with pytest.raises(errors.TransactionLost, match=r"not mined within 60 s: .*insufficient"):
+        await sender.send(TO, b"\1", label="one")
+    assert pool.now < POLICY.give_up_after_s + 5
+    pool.methods["eth_sendRawTransaction"] = take
+    await pool.sender(journal=journal).send(TO, b"\1", label="one")
+    assert datas(pool) == [(0, b"\1")]
 
 
 # ------------------------------------------------------------------------- reorg
