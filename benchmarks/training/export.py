@@ -130,12 +130,10 @@ def take_step(learner: Learner) -> None:
                 continue
             gradient = torch.empty_like(parameter).normal_(generator=generator)
             parameter.add_(gradient.sign(), alpha=-RATE)
-            state = {
-                "step": torch.tensor(1.0),
-                "exp_avg": gradient,
-                "exp_avg_sq": gradient.square(),
-            }
-            learner.optimizer.state[parameter] = kept_state(learner.optimizer, parameter, state)
+            state = kept_state(learner.optimizer, parameter)
+            state["step"].fill_(1.0)
+            state["exp_avg"].copy_(gradient)
+            state["exp_avg_sq"].copy_(gradient.square())
 
 
 @contextmanager

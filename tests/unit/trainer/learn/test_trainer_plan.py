@@ -42,7 +42,7 @@ from muster.trainer.learn.recompute import Lane, Recompute
 from muster.trainer.learn.rehearsal import Rehearsal
 from muster.trainer.learn.sft_learner import SftLearner
 from muster.trainer.publish.policies import BASE, PolicyShelf
-from muster.trainer.recover.checkpoint import Checkpoints, Identity
+from muster.trainer.recover.checkpoint import Checkpoints, Identity, TrainerState
 from muster.trainer.sites.site_learner import (
     Mean,
     OuterStep,
@@ -51,6 +51,7 @@ from muster.trainer.sites.site_learner import (
     byte_size,
     joined,
 )
+from muster.trainer.stream.reader import Cursor
 
 SMALL = {
     "vocab_size": 16_000,
@@ -152,6 +153,54 @@ def test_peak_is_the_planned_one_within_a_tenth(tmp_path: Path, name: str) -> No
     learner.step(Step(1), groups(LENGTH))
     measured = kept_bytes(learner) + peak_bytes(lambda: learner.step(Step(2), groups(LENGTH)))
     assert planned_bytes(plan) == pytest.approx(measured, rel=0.1)
+
+
+RESUMED: dict[str, dict[str, Any]] = {
+    "full": {},
+    "bfloat16 moments": {"optimizer_state": "bfloat16"},
+    "moments in a file": {"offload": True},
+}
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_resuming_takes_no_more_than_training(tmp_path: Path, name: str) -> None:
+    length = 8
+    made = recipe(length, 0)
+    own = Qwen3Config(**{**TINY, "max_position_embeddings": length})
+    shelf = shelf_of(own, tmp_path)
+    given = {"micro_batch_tokens": length, "recompute": "full", **RESUMED[name]}
+    choices = MemoryChoices(memory_gb=1000.0, **given)
+    plan = Planner(own, made, choices).plan()
+
+    def learner() -> Learner:
+        return Learner(
+            shelf.path(BASE),
+            made,
+            published=lambda _: shelf.weights(BASE),
+            micro_batch_tokens=plan.micro_batch_tokens,
+            recomputed=plan.recompute,
+            optimizer_state=choices.optimizer_state,
+            offload=tmp_path / "offload" if choices.offload else None,
+        )
+
+    one, two = learner(), learner()
+    one.step(Step(1), groups(length))
+    state = TrainerState(PolicyVersion(1), Cursor(), 0, 0)
+    checkpoints = Checkpoints(tmp_path / "state", Identity(RunId(1), Hash32(bytes(32)), 1))
+    checkpoints.save(state, one.state()).result()
+
+    def restore() -> None:
+        two.restore(checkpoints.read(checkpoints.folder_of(PolicyVersion(1)), two))
+
+    for _ in ("resume", "roll back"):
+        kept = byte_count([*two.weights().values()]) if choices.offload else kept_bytes(two)
+        assert kept + peak_bytes(restore) <= planned_bytes(plan)
+    assert all(
+        torch.equal(two.state()[name], value)
+        for name, value in one.state().items()
+        if not name.startswith("random.")
+    )
+    checkpoints.close()
 
 
 WINDOWED = {**TINY, "vocab_size": 200, "num_hidden_layers": 2, "max_position_embeddings": 8192}

@@ -94,13 +94,9 @@ class SmallAdamW(torch.optim.Optimizer):
                 if parameter.grad is not None:
                     self._step_one(group, number, parameter)
 
-    def keep(self, parameter: Tensor, key: str, value: Tensor) -> Tensor:
-        """Return a value of a saved state as this optimiser keeps it."""
-        if key not in MOMENTS:
-            return value.detach().clone()
-        made = self._zeros(parameter)
-        made.copy_(value)
-        return made
+    def fresh_state(self, parameter: Tensor) -> dict[str, Tensor]:
+        """Return a parameter's state before its first step."""
+        return {"step": torch.tensor(0.0)} | {name: self._zeros(parameter) for name in MOMENTS}
 
     def _zeros(self, parameter: Tensor) -> Tensor:
         if self._file is None:
@@ -110,9 +106,7 @@ class SmallAdamW(torch.optim.Optimizer):
     def _step_one(self, group: dict[str, Any], number: int, parameter: Tensor) -> None:
         state = self.state[parameter]
         if not state:
-            state["step"] = torch.tensor(0.0)
-            for name in MOMENTS:
-                state[name] = self._zeros(parameter)
+            state |= self.fresh_state(parameter)
         state["step"] += 1
         step = int(state["step"])
         moments = [state[name] for name in MOMENTS]

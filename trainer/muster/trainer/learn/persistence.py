@@ -29,7 +29,7 @@ from torch.nn import functional
 
 from muster.protocol.errors import ConfigError, install_hint
 from muster.protocol.recipe import AdapterRecipe
-from muster.trainer.learn.optimizer import SmallAdamW
+from muster.trainer.learn.optimizer import MOMENTS, SmallAdamW
 from muster.trainer.learn.parallel import forget_gathered, from_leader, spread
 
 Weights = Mapping[str, Tensor]
@@ -138,19 +138,35 @@ def training_state(
     return found | {f"random.{rank}.{source}": state for source, state in _random_state().items()}
 
 
-def state_template(model: Any, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """Return new tensors for a saved state of these sizes, sharded like the model's own."""
-    weights, parameters = trained_weights(model), dict(model.named_parameters())
-    made: dict[str, Tensor] = {}
-    for name, size in sizes.items():
-        kind, _, rest = name.partition(".")
-        if kind == "random":
-            made[name] = torch.zeros(size, dtype=torch.uint8)
+def state_template(
+    model: Any, optimizer: torch.optim.Optimizer, sizes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Tensor]:
+    """Return the tensors that a saved state of these sizes is read into: the model's and the
+    optimiser's own, live, so that reading takes no second copy of them.
+
+    The optimiser then keeps state for the same parameters as the saved one. Raises ValueError, and
+    changes nothing, when the state is another architecture's.
+    """
+    weights = trained_weights(model)
+    parameters = dict(model.named_parameters())
+    stepped = {name for name in parameters if f"optimizer.{name}.step" in sizes}
+    own = {f"model.{name}": tuple(value.shape) for name, value in weights.items()}
+    for name in stepped:
+        shape = tuple(parameters[name].shape)
+        own |= {f"optimizer.{name}.{moment}": shape for moment in MOMENTS}
+        own[f"optimizer.{name}.step"] = ()
+    given = {name: n for name, n in sizes.items() if name.startswith(("model.", "optimizer."))}
+    if differing := {name for name, _ in own.items() ^ given.items()}:
+        raise ValueError(f"tensors differ in {sorted(differing)[:5]}")
+    found = {f"model.{name}": value for name, value in weights.items()}
+    for name, parameter in parameters.items():
+        if name not in stepped:
+            optimizer.state.pop(parameter, None)
             continue
-        own = weights.get(rest) if kind == "model" else parameters.get(rest.rpartition(".")[0])
-        fits = own is not None and tuple(own.shape) == size
-        made[name] = torch.zeros_like(own) if own is not None and fits else torch.zeros(size)
-    return made
+        kept = kept_state(optimizer, parameter)
+        found |= {f"optimizer.{name}.{key}": value for key, value in kept.items()}
+    random_ = {name: n for name, n in sizes.items() if name.startswith("random.")}
+    return found | {name: torch.zeros(n, dtype=torch.uint8) for name, n in random_.items()}
 
 
 def restore_state(
@@ -160,32 +176,24 @@ def restore_state(
 
     A rank without generators in the state, because there were fewer ranks, keeps its own.
     """
-    own_weights, saved = trained_weights(model), below(state, "model.")
-    _check_names(own_weights, saved)
+    sizes = {name: tuple(value.shape) for name, value in state.items()}
     with torch.no_grad():
-        for name, value in own_weights.items():
-            value.copy_(saved[name])
-    optimizer.state.clear()
-    for name, parameter in model.named_parameters():
-        own = below(state, f"optimizer.{name}.")
-        # A parameter's name may begin with the name of another one.
-        own = {key: value for key, value in own.items() if "." not in key}
-        if own:
-            optimizer.state[parameter] = kept_state(optimizer, parameter, own)
+        for name, own in state_template(model, optimizer, sizes).items():
+            own.copy_(state[name])
     _restore_random(below(state, f"random.{rank}."))
 
 
-def kept_state(
-    optimizer: torch.optim.Optimizer, parameter: Tensor, values: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """Return a parameter's saved state in the optimiser's format and place (memory or file)."""
-    if isinstance(optimizer, SmallAdamW):
-        return {key: optimizer.keep(parameter, key, value) for key, value in values.items()}
-    # Only the fused step counts on the device; the others refuse a count that is there.
-    places = dict.fromkeys(values, parameter.device)
-    if not optimizer.defaults["fused"]:
-        places["step"] = torch.device("cpu")
-    return {key: value.detach().to(places[key], copy=True) for key, value in values.items()}
+def kept_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
+    """Return a parameter's state in an AdamW, live; it begins with zeros when there is none."""
+    state: dict[str, Tensor] = optimizer.state[parameter]
+    if not state and isinstance(optimizer, SmallAdamW):
+        state |= optimizer.fresh_state(parameter)
+    elif not state:
+        # Only the fused step counts on the device; the others refuse a count that is there.
+        place = parameter.device if optimizer.defaults["fused"] else "cpu"
+        state["step"] = torch.zeros((), device=place)
+        state |= {moment: torch.zeros_like(parameter) for moment in MOMENTS}
+    return state
 
 
 def _check_names(own: Weights, given: Weights) -> None:

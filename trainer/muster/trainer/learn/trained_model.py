@@ -279,8 +279,11 @@ class TrainedModel(ABC, Generic[RecipeType, StepType]):
         return training_state(self.model, self.optimizer, rank=self._ranks.rank)
 
     def like(self, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-        """Return tensors to read a saved state of these sizes into."""
-        return state_template(self.model, sizes)
+        """Return the tensors to read a saved state of these sizes into: the live ones, which are
+        nobody's state until all of it is read. Raises ValueError for another architecture's sizes.
+        """
+        self._await_release()
+        return state_template(self.model, self.optimizer, sizes)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a state that `state` returned, perhaps in an earlier process."""

@@ -125,7 +125,9 @@ class Template(Protocol):
     """A learner, which owns the tensors that a checkpoint is read into."""
 
     def like(self, sizes: Mapping[str, tuple[int, ...]]) -> Mapping[str, Tensor]:
-        """Return a tensor of each size, sharded for this process."""
+        """Return the tensors to read into, sharded for this process, by name; names that it lacks
+        are not read. Raises ValueError when the sizes are not its own.
+        """
 
 
 class _Reader(FileSystemReader):
@@ -248,7 +250,8 @@ class Checkpoints:
     def read(self, folder: Path, template: Template) -> dict[str, Tensor]:
         """Return a saved step's tensors, read in place into those of `template`; on every rank.
 
-        Raises StorageError when the saved tensors do not fit the template.
+        Raises StorageError when the saved tensors do not fit the template, which is then unchanged,
+        or cannot be read: it then holds a part of them, and must not be used.
         """
         self._ranks.lead("read", folder)
         reader = _Reader(folder)
