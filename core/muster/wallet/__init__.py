@@ -12,6 +12,7 @@ import secrets
 import shlex
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -212,7 +213,10 @@ def _malformed(path: Path) -> WalletError:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a new file that only its owner can read; raises WalletError when it exists."""
+    """Write a new file that only its owner can read, and that survives a power failure.
+
+    Raises WalletError when it exists, or cannot be written; then nothing of it is left.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -222,11 +226,30 @@ def write_private(path: Path, data: bytes) -> None:
             hint="choose another name, or show it: muster wallet show FILE",
         ) from None
     except OSError as error:
-        raise WalletError(f"cannot write {path}: {error.strerror}") from None
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+        raise _cannot_write(path, error) from None
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        _sync_folder(path.parent)
+    except OSError as error:
+        # Half a file would pass for an account at the next try.
+        with suppress(OSError):
+            path.unlink()
+        raise _cannot_write(path, error) from None
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _cannot_write(path: Path, error: OSError) -> WalletError:
+    return WalletError(f"cannot write {path}: {error.strerror}")
 
 
 # Recovery words

@@ -1,9 +1,12 @@
 """Keystores: written ones open, altered ones do not, and no key leaks."""
 
+import errno
 import json
 import logging
+import os
 import pickle
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -57,6 +60,24 @@ def test_existing_keystore_is_never_overwritten(keystore: Path) -> None:
     with pytest.raises(WalletError, match="exists already"):
         create_wallet(keystore, "secret", light=True)
     assert keystore.read_bytes() == before
+
+
+@pytest.mark.parametrize("synced", [stat.S_ISREG, stat.S_ISDIR])
+def test_keystore_that_the_disk_refuses_leaves_its_name_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, synced: Callable[[int], bool]
+) -> None:
+    def fsync(descriptor: int) -> None:
+        if synced(os.fstat(descriptor).st_mode):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "a.json"
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", fsync)
+        with pytest.raises(WalletError, match=r"cannot write .*a\.json: No space left"):
+            save_wallet(path, KEY, "secret", light=True)
+    assert list(tmp_path.iterdir()) == []
+    save_wallet(path, KEY, "secret", light=True)
+    assert load_wallet(path, "secret").key == KEY
 
 
 def test_wrong_password_is_named_with_a_hint(keystore: Path) -> None:
