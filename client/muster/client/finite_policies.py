@@ -5,6 +5,7 @@ bytes decide, which are the same everywhere; not what an engine makes of them on
 """
 
 import asyncio
+from collections import defaultdict
 from pathlib import Path
 
 from muster.protocol.errors import PolicyBroken
@@ -19,13 +20,13 @@ class FinitePolicies:
         self.broken: dict[Hash32, PolicyBroken] = {}
         """Policies whose weights are not finite, by root."""
         self._finite: set[Hash32] = set()
-        self._looking = asyncio.Lock()
+        self._looking = defaultdict[Hash32, asyncio.Lock](asyncio.Lock)
 
     async def require(self, root: Hash32, version: PolicyVersion, folder: Path) -> None:
         """Raise PolicyBroken when a weight of a policy is not finite, and StorageError when they
         cannot be read; its verified files lie in `folder`.
         """
-        async with self._looking:
+        async with self._looking[root]:
             if root in self._finite:
                 return
             if root in self.broken:

@@ -3,9 +3,11 @@ worker says so once."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import math
+import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -182,6 +184,27 @@ async def test_weights_of_a_version_are_looked_at_once(
         bench.seconds += 10_000
     assert sorted(seen) == [VERSION, BAD]
     bench.close()
+
+
+async def test_slow_look_at_one_version_delays_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, disk = list[PolicyVersion](), threading.Event()
+
+    def look(_folder: Path, version: PolicyVersion) -> None:
+        seen.append(version)
+        assert version != BAD or disk.wait(60)
+
+    monkeypatch.setattr(finite_policies, "require_finite", look)
+    policies = finite_policies.FinitePolicies()
+    slow = [asyncio.ensure_future(policies.require(BAD_ROOT, BAD, tmp_path)) for _ in range(2)]
+    async with asyncio.timeout(30):
+        while not seen:
+            await asyncio.sleep(0)
+        await policies.require(keccak(b"the version before"), VERSION, tmp_path)
+    disk.set()
+    await asyncio.gather(*slow)
+    assert seen == [BAD, VERSION]
 
 
 @pytest.mark.parametrize("in_hidden", [True, False, None])
