@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from muster.app.cli import muster
 from muster.chain import save_deployment
 from muster.client.chain_facts import entry_of
+from muster.client.cli.printing import SENT
 from muster.protocol.encoding import file_hash, hex0x
 from muster.protocol.errors import NotYet
 from muster.protocol.messages import Submission
@@ -95,6 +96,8 @@ async def test_command_that_is_repeated_pays_one_bond_and_uploads_the_file(
         first = await open_dispute(net, tmp_path, *words)
         assert isinstance(first.exception, NotYet), first.output
         assert "it pays no second bond" in str(first.exception.hint)
+        assert "sent 0x" in first.stderr
+        assert not SENT  # so the command ends with the code of its error
         room.is_open = True
         again = await open_dispute(net, tmp_path, *words)
 

@@ -1,5 +1,6 @@
 """The muster command: quick help, and one-line errors."""
 
+import asyncio
 import ctypes
 import errno
 import json
@@ -9,6 +10,7 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -16,12 +18,16 @@ from click.testing import CliRunner
 
 from muster.app import cli
 from muster.app.cli import COMMANDS, SECTIONS, main, muster
-from muster.client.cli.printing import tell_sent
+from muster.chain import Chain
+from muster.chain.outgoing import TELL_SENT
+from muster.client.audit import command as audit_command
+from muster.client.cli.printing import SENT, tell_sent
 from muster.lifecycle.files import cannot_write
 from muster.protocol import errors
 from muster.trainer.cli import SECTIONS as TRAINER_SECTIONS, trainer_run
 from muster.trainer.learn.parallel import RankLost
 from muster.trainer.sites.meeting import SiteLost
+from muster.wallet import save_wallet
 
 HEAVY = ("torch", "transformers", "vllm", "web3", "pyarrow", "matplotlib", "fastapi", "sqlalchemy")
 
@@ -295,6 +301,54 @@ def test_command_that_sent_something_does_not_ask_to_be_repeated(
     if sent:
         assert caught.value.code == code
         assert "try again" not in shown
+
+
+async def connect_and_send(*_: Any, **__: Any) -> None:
+    """Stands for a connection to the chain that is lost once a transaction has left."""
+    tell = TELL_SENT.get()
+    assert tell is not None
+    tell("0xa1")
+    raise errors.ChainUnreachable("no answer")
+
+
+PLAN_TRAPS = ["validator", "trap", "plan", "--run", "1", "--worker", "0x" + "11" * 20]
+PLAN_TRAPS += ["--last-step", "9", "--out", "plan.json"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [(PLAN_TRAPS, 1), (["dispute", "settle", "1:0"], 3)],
+)
+def test_command_that_has_sent_ends_with_code_3_only_if_it_may_be_repeated(
+    words: list[str],
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(Chain, "connect", connect_and_send)
+    monkeypatch.setenv("MUSTER_PASSWORD", "secret")
+    monkeypatch.chdir(tmp_path)
+    save_wallet(Path("key.json"), bytes(31) + b"\x01", "secret", light=True)
+    monkeypatch.setattr(sys, "argv", ["muster", *words, "--keystore", "key.json"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    shown = capsys.readouterr().err
+    assert caught.value.code == code
+    assert "sent 0xa1, waiting\n" in shown
+    assert ("before you run the command again" in shown) is (code == 1)
+
+
+def test_report_of_faults_may_be_repeated(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Chain, "connect", connect_and_send)
+    options = {"rpc": "http://node", "deployments": Path(), "dump": None}
+    SENT.clear()
+    with pytest.raises(errors.ChainUnreachable):
+        asyncio.run(audit_command._report([], b"", options))
+    assert "sent 0xa1, waiting\n" in capsys.readouterr().err
+    assert not SENT
 
 
 def test_exit_codes_are_those_of_the_reference() -> None:

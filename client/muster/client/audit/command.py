@@ -56,6 +56,7 @@ from muster.client.cli.options import (
     json_option,
     looking_options,
     open_keystore,
+    tell_what_is_sent,
     together,
 )
 from muster.client.cli.printing import print_json, printable
@@ -239,6 +240,7 @@ async def _report(faults: list[Fault], key: bytes, options: dict[str, Any]) -> l
     from muster.client.audit.evidence import report_faults
 
     wanted = wanted_of(options)
+    tell_what_is_sent(is_repeatable=True)
     async with await Chain.connect(wanted.rpcs[0], wanted.deployments, key=key) as chain:
         return await report_faults(chain, faults)
 

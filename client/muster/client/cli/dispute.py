@@ -35,6 +35,7 @@ from muster.client.cli.options import (
     open_keystore,
     orchestrator_option,
     relay_option,
+    tell_what_is_sent,
 )
 from muster.client.cli.printing import print_json, print_table, printable
 from muster.client.disputes.cases import (
@@ -199,7 +200,7 @@ async def _claim(
     if earlier is None:
         offer = await make_offer(chain, view, chain.me, place, options["ruling"])
         click.echo(offer.describe(), err=True)
-        agree("Claim?", options)
+        agree("Claim?", options, is_repeatable=True)
     else:
         made = {"transaction": earlier.tx_hash, "claimed": ruling_words(earlier.ruling)}
         _say(f"claimed before, in {earlier.tx_hash}: no second bond is paid")
@@ -323,6 +324,7 @@ def dispute_settle(keystore: Path, password_file: Path | None, **options: Any) -
 
 
 async def _settle(key: bytes, options: dict[str, Any]) -> None:
+    tell_what_is_sent(is_repeatable=True)
     async with await Chain.connect(*endpoint(options), key=key) as chain:
         place, read = await _find(chain, options["submission"])
         case_id, settled, refused = _case_of(await read(), place), Settled(), None

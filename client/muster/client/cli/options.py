@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
-from muster.client.cli.printing import tell_sent
+from muster.client.cli.printing import say_sent, tell_sent
 from muster.protocol.errors import ConfigError, EncodingError
 from muster.protocol.ids import Address, to_address
 from muster.settings import Settings, load_settings
@@ -104,15 +104,22 @@ def open_keystore(keystore: Path, password_file: Path | None, what: str = "keyst
     return open_wallet(keystore, password_file, what=f"{what} {keystore}")
 
 
-def agree(question: str, options: Mapping[str, Any]) -> None:
+def agree(question: str, options: Mapping[str, Any], *, is_repeatable: bool = False) -> None:
     """Ask for confirmation unless --yes was given; a refusal ends the command. What is sent from
-    now on is told on stderr.
+    now on is told on stderr, as `tell_what_is_sent` does.
+    """
+    if not options["yes"]:
+        click.confirm(question, abort=True, err=True)
+    tell_what_is_sent(is_repeatable=is_repeatable)
+
+
+def tell_what_is_sent(*, is_repeatable: bool) -> None:
+    """Tell on stderr what is sent from now on. A failure after it ends with exit code 1, unless the
+    command is repeatable: it sends only what is still missing.
     """
     from muster.chain.outgoing import TELL_SENT
 
-    if not options["yes"]:
-        click.confirm(question, abort=True, err=True)
-    TELL_SENT.set(tell_sent)
+    TELL_SENT.set(say_sent if is_repeatable else tell_sent)
 
 
 def parse_account(text: str) -> Address:

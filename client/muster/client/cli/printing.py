@@ -13,7 +13,7 @@ import click
 WIDTH = 80
 """Default width in columns, if the terminal does not give one."""
 SENT: list[str] = []
-"""Hashes of the transactions that this command sent after its question; no journal has them."""
+"""Hashes of the transactions that this command sent and would send again; no journal has them."""
 
 
 def printable(text: str) -> str:
@@ -21,10 +21,15 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
 
 
+def say_sent(tx_hash: str) -> None:
+    """Print a transaction that was sent."""
+    click.echo(f"sent {tx_hash}, waiting", err=True)
+
+
 def tell_sent(tx_hash: str) -> None:
     """Print a transaction that was sent, and keep it for the end of the command."""
     SENT.append(tx_hash)
-    click.echo(f"sent {tx_hash}, waiting", err=True)
+    say_sent(tx_hash)
 
 
 def print_json(value: Any) -> None:

@@ -29,6 +29,7 @@ from muster.client.cli.options import (
     node_options,
     open_keystore,
     run_option,
+    tell_what_is_sent,
 )
 from muster.client.cli.printing import print_facts, print_json, print_result, print_table
 from muster.client.preflight import find_run
@@ -272,6 +273,7 @@ def trap_plan(keystore: Path, password_file: Path | None, out: Path, **options: 
 
 
 async def _anchor(key: bytes, plan: TrapPlan, options: dict[str, Any]) -> str:
+    tell_what_is_sent(is_repeatable=False)
     async with await Chain.connect(*endpoint(options), key=key) as chain:
         return await anchor_plan(chain, plan)
 
