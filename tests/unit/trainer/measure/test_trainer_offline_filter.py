@@ -16,15 +16,16 @@ from click.testing import CliRunner
 from trainer_fakes import make_recipe
 
 from muster.inference import Completion, Request
-from muster.protocol.errors import ConfigError, EngineError, StorageError
+from muster.protocol.errors import ConfigError, EngineError, NotYet, StorageError
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.prompts import Prompt, text_of
 from muster.protocol.recipe import ProofRecipe
-from muster.tasks import Problem, TaskSet
+from muster.tasks import Grade, Problem, TaskSet, Undecided, verify_all
 from muster.tasks.document import SetPart
 from muster.tasks.toys import make_sort
 from muster.telemetry import LoggedProgress
 from muster.trainer.cli import tasks_filter
+from muster.trainer.measure import evaluate
 from muster.trainer.measure.pass_rates import Band, PassRecord, Sampling, kept_set, measure
 
 RECIPE = """
@@ -147,6 +148,46 @@ def test_kept_problems_stay_in_their_parts(tmp_path: Path) -> None:
 def test_problem_that_could_not_be_graded_is_not_kept() -> None:
     record = PassRecord("p", 8, 4, 1, "0x", "v 1")
     assert not Band(0.0, 1.0).holds(record)
+
+
+def _disturbed(monkeypatch: pytest.MonkeyPatch, grade: Undecided, *, times: int) -> None:
+    """Give the first answer of the next gradings this grade; then grade as ever."""
+    left = [grade] * times
+
+    def graded(answers: Sequence[tuple[Problem, str]]) -> list[Grade]:
+        found = verify_all(answers)
+        return [left.pop(), *found[1:]] if left else found
+
+    monkeypatch.setattr(evaluate, "verify_all", graded)
+
+
+def test_trouble_of_this_machine_is_not_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = _measure(tmp_path)
+    path = tmp_path / "records.jsonl"
+    data = path.read_bytes()
+    path.write_bytes(b"".join(data.splitlines(keepends=True)[:3]))
+    _disturbed(monkeypatch, Undecided("no memory", is_disturbance=True), times=2)
+    with pytest.raises(NotYet, match="problem 3 and those after it are not measured: no memory"):
+        _measure(tmp_path)
+    assert len(path.read_bytes().splitlines()) == 3
+    assert _measure(tmp_path) == whole
+    assert path.read_bytes() == data
+
+
+def test_trouble_that_passes_is_graded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _disturbed(monkeypatch, Undecided("no memory", is_disturbance=True), times=1)
+    assert not any(record.undecided for record in _measure(tmp_path))
+
+
+def test_answer_that_no_machine_can_grade_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _disturbed(monkeypatch, Undecided("the verifier raised KeyError"), times=1)
+    assert [record.undecided for record in _measure(tmp_path)] == [1, *[0] * 8]
 
 
 def test_every_sample_has_a_seed_of_its_own_and_keeps_it(tmp_path: Path) -> None:

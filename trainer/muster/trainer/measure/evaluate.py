@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, variance
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from muster.inference import InferenceEngine, Request
 from muster.inference.dialogue import Played, play
@@ -16,7 +16,7 @@ from muster.protocol.ids import PolicyVersion
 from muster.protocol.intervals import score_interval
 from muster.protocol.prompts import render_prompt
 from muster.protocol.recipe import Recipe
-from muster.tasks import Graded, Problem, TaskSet, Undecided, verify_all
+from muster.tasks import Grade, Graded, Problem, TaskSet, Undecided, verify_all
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class Evaluator:
         if ungraded:
             logger.warning("problems not graded", extra={"count": ungraded})
         if not scores:
-            _require_undisturbed(grade for row in rows for _, grade in row)
+            require_undisturbed(rows, "no problem could be graded")
         ks = sorted(_powers(self._samples)) if scores else []
         made = [played for row in rows for played, _ in row]
         targets = [each.budget for each, row in zip(asked, rows, strict=True) for _ in row]
@@ -169,7 +169,7 @@ def play_and_grade(
     problems: Sequence[AskedProblem],
     samples: int,
     seed_name: Callable[[int, int, Problem], str],
-) -> list[list[tuple[Played, Graded | Undecided]]]:
+) -> list[list[tuple[Played, Grade]]]:
     """Return `samples` completions of each problem with their grades, sampled as workers sample.
 
     `seed_name` maps place, sample and problem to the name of the noise. A grade is Undecided when
@@ -188,7 +188,7 @@ def play_and_grade(
             asked.append((problem, request))
     made = play(engine, asked, recipe)
     answers = [(p, one.answer) for (p, _), one in zip(asked, made, strict=True)]
-    grades = iter(verify_all([(p, answer) for p, answer in answers if isinstance(answer, str)]))
+    grades = iter(_graded([(p, answer) for p, answer in answers if isinstance(answer, str)]))
     graded = [
         (played, next(grades) if isinstance(played.answer, str) else played.answer)
         for played in made
@@ -196,20 +196,34 @@ def play_and_grade(
     return [graded[n : n + samples] for n in range(0, len(graded), samples)]
 
 
-def _scores(grades: Sequence[Graded | Undecided]) -> list[float]:
+def _scores(grades: Sequence[Grade]) -> list[float]:
     """Return the scores of a problem's samples; none when one of them was not graded."""
     scores = [grade.score for grade in grades if isinstance(grade, Graded)]
     return scores if len(scores) == len(grades) else []
 
 
-def _require_undisturbed(grades: Iterable[Graded | Undecided]) -> None:
-    """Raise NotYet when a grade is missing because of this machine."""
-    for grade in grades:
-        if isinstance(grade, Undecided) and grade.is_disturbance:
-            raise NotYet(
-                f"no problem could be graded: {grade.reason}",
-                hint="mend this machine; the policy is not at fault",
-            )
+def require_undisturbed(rows: Sequence[Sequence[tuple[Played, Grade]]], lost: str) -> None:
+    """Raise NotYet, which says what is lost, when a grade is missing because of this machine."""
+    for row in rows:
+        for _, grade in row:
+            if _is_disturbed(grade):
+                raise NotYet(
+                    f"{lost}: {grade.reason}",
+                    hint="mend this machine; the policy is not at fault",
+                )
+
+
+def _graded(answers: Sequence[tuple[Problem, str]]) -> list[Grade]:
+    """Return the grades of answers; one that this machine disturbed is tried a second time."""
+    grades = verify_all(answers)
+    disturbed = [i for i, grade in enumerate(grades) if _is_disturbed(grade)]
+    for i, grade in zip(disturbed, verify_all([answers[i] for i in disturbed]), strict=True):
+        grades[i] = grade
+    return grades
+
+
+def _is_disturbed(grade: Grade) -> TypeGuard[Undecided]:
+    return isinstance(grade, Undecided) and grade.is_disturbance
 
 
 def _powers(samples: int) -> set[int]:

@@ -36,7 +36,13 @@ from muster.protocol.rollouts import decode_rollouts
 from muster.shardcast import state_hash
 from muster.tasks import Graded, Problem, TaskSet, identities
 from muster.telemetry import Progress
-from muster.trainer.measure.evaluate import PASSING, AskedProblem, asked_of, play_and_grade
+from muster.trainer.measure.evaluate import (
+    PASSING,
+    AskedProblem,
+    asked_of,
+    play_and_grade,
+    require_undisturbed,
+)
 from muster.trainer.publish.policies import BASE, policy_files
 
 SCHEMA_VERSION = 1
@@ -142,7 +148,8 @@ def measure(
     """Return every problem's record; measure those that `records` does not hold yet.
 
     Raises ConfigError when `records` is in use or belongs to another measurement, StorageError when
-    it cannot be written, EngineError when the model fails.
+    it cannot be written, EngineError when the model fails, NotYet when this machine could not grade
+    a sample: then the batch is not written.
     """
     header, size = describe(task_set, model, plan), len(task_set)
     names = {v["task_type"]: f"{v['name']} {v['version']}" for v in header["verifiers"]}
@@ -192,7 +199,10 @@ def _outcomes(
     def name(_index: int, sample: int, problem: Problem) -> str:
         return f"filter {plan.seed} {sample} {problem.problem_id}"
 
-    for row in play_and_grade(engine, plan.recipe, chosen, plan.passes, name):
+    rows = play_and_grade(engine, plan.recipe, chosen, plan.passes, name)
+    first = chosen[0].place + 1
+    require_undisturbed(rows, f"problem {first} and those after it are not measured")
+    for row in rows:
         scores = [grade.score for _, grade in row if isinstance(grade, Graded)]
         yield sum(score >= PASSING for score in scores), len(row) - len(scores)
 
