@@ -15,6 +15,12 @@ NAMED = [
     for link in LINK.finditer((DOCS / "reading.md").read_text())
     for name in NAME.findall(link["after"].split("[")[0]) or [""]
 ]
+FILE_LINK = re.compile(r"\[(?P<text>[\w./-]+\.(?:py|sol|md))\]\((?P<file>[\w./-]+)")
+TEXTS = sorted(set(FILE_LINK.findall((DOCS / "reading.md").read_text())))
+FOLDERS = ["app", "client", "core", "docs", "lab", "orchestrator", "tests", "tools", "trainer"]
+FOLDERS += [f"contracts/{name}" for name in ("script", "src", "test")]
+FILES = [path for folder in FOLDERS for path in (DOCS.parent / folder).rglob("*.*")]
+FILES += DOCS.parent.glob("*.md")
 
 
 def names_of(path: Path) -> set[str]:
@@ -48,6 +54,11 @@ def _name_of(member: ast.stmt) -> str | None:
 @pytest.mark.parametrize(("file", "name"), NAMED)
 def test_what_a_reader_shall_look_at_exists(file: str, name: str) -> None:
     assert name in names_of(DOCS / file)
+
+
+@pytest.mark.parametrize(("text", "file"), TEXTS)
+def test_a_link_says_which_of_the_files_of_a_name_it_means(text: str, file: str) -> None:
+    assert [path for path in FILES if str(path).endswith(f"/{text}")] == [(DOCS / file).resolve()]
 
 
 def test_the_page_names_as_many_files_as_a_reader_can_take() -> None:
