@@ -213,10 +213,11 @@ class SubmissionJournal(Journal):
         The file of accepted work stays until `discard`. Others are kept aside: a dispute needs
         them, and only validators have copies.
         """
-        is_accepted = outcome == Verdict.ACCEPTED.name
-        if not self._note_outcome(signed.slot, outcome):
+        slot, is_accepted = signed.slot, outcome == Verdict.ACCEPTED.name
+        if slot not in self._open_slots and (is_accepted or slot not in self._accepted):
             return
         self.append({"finished": signed.ticket.to_json(), "outcome": outcome})
+        self._note_outcome(slot, outcome)
         if is_accepted:
             for old in list(self._accepted.values())[:-KEPT_ACCEPTED]:
                 self.discard(old)
@@ -281,16 +282,11 @@ class SubmissionJournal(Journal):
         self._accepted.pop(signed.slot, None)
         self._file_path(signed.submission.file_hash).unlink(missing_ok=True)
 
-    def _note_outcome(self, slot: Slot, outcome: str) -> bool:
-        """Note the outcome of a slot's submission; return whether it is another than before."""
+    def _note_outcome(self, slot: Slot, outcome: str) -> None:
         self._proven.pop(slot, None)
-        is_accepted = outcome == Verdict.ACCEPTED.name
-        if is_accepted and slot in self._accepted:
-            return False
         signed = self._open_slots.pop(slot, None) or self._accepted.pop(slot, None)
-        if signed is not None and is_accepted:
+        if signed is not None and outcome == Verdict.ACCEPTED.name:
             self._accepted[slot] = signed
-        return signed is not None
 
     def _file_path(self, name: Hash32) -> Path:
         return self._files / f"{name.hex()}.parquet"

@@ -69,19 +69,26 @@ class Outcomes:
             while self._posted and account is not None:
                 batch = view.batches.get(self._posted[0])
                 if batch is not None and batch.run_id == context.run_id:
-                    for position, record in enumerate(batch.records or ()):
-                        if record.worker_id == account.worker_id:
-                            await self._take_in(batch, position, record, silence)
+                    own = [
+                        (position, record)
+                        for position, record in enumerate(batch.records or ())
+                        if record.worker_id == account.worker_id
+                    ]
+                    for position, record in own:
+                        await self._take_in(batch, position, record, silence)
+                    self._count(batch, [record for _, record in own])
                 self._posted.popleft()
+
+    def _count(self, batch: BatchView, records: Iterable[OutcomeRecord]) -> None:
+        for record in records:
+            if record.verdict is Verdict.ACCEPTED:
+                self.earned.append((batch.posted_at or 0, record.units * batch.price_per_unit))
+            else:
+                self.refused += 1
 
     async def _take_in(
         self, batch: BatchView, position: int, record: OutcomeRecord, silence: SilenceDuty | None
     ) -> None:
-        is_accepted = record.verdict is Verdict.ACCEPTED
-        if is_accepted:
-            self.earned.append((batch.posted_at or 0, record.units * batch.price_per_unit))
-        else:
-            self.refused += 1
         context, journal = self._context, self._context.journal
         signed = journal.judged(context.run_id, context.worker, record)
         if signed is None:
@@ -94,7 +101,7 @@ class Outcomes:
                 silence.accused[judged.case_id] = judged
         elif signed.slot in journal.unfinished():
             await self._finish(judged, silence)
-        elif is_accepted and signed.slot in journal.accepted() and silence is not None:
+        elif record.verdict is Verdict.ACCEPTED and signed.slot in journal.accepted() and silence:
             silence.accepted[signed.slot] = judged  # after a restart, or a reorganisation
 
     async def _finish(self, judged: Judged, silence: SilenceDuty | None) -> None:

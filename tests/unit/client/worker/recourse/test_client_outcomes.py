@@ -27,7 +27,9 @@ from worlds.client_silence import (
 )
 from worlds.client_world import NOW, as_claimed
 
+from muster.client.worker.journal import SubmissionJournal
 from muster.client.worker.silence import KEEP_S
+from muster.protocol.errors import StorageError
 from muster.protocol.messages import COMMIT_GRACE_S, Reason, Verdict
 
 FINAL_AT = NOW + 60 + TIMES.challenge_window_s + KEEP_S
@@ -85,6 +87,29 @@ async def test_outcomes_that_are_noted_by_two_tasks_at_once_count_once(desk: Sil
     await desk.loop.on_change([desk.post(5, make_record())])
     await asyncio.gather(desk.loop.settle(), desk.loop.settle())
     assert desk.loop.outcomes.earned == [(NOW + 60, 200)]
+
+
+async def test_outcome_that_the_disk_refuses_at_first_is_noted_once(
+    desk: Silenced, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signed = desk.sign()
+    await desk.loop.on_change([desk.post(5, make_record(Verdict.REJECTED), make_record())])
+    append, failures = desk.journal.append, [StorageError("the disk is full")]
+
+    def refuse_once(entry: dict[str, Any]) -> None:
+        if failures and entry.get("outcome") == "REJECTED":
+            raise failures.pop()
+        append(entry)
+
+    monkeypatch.setattr(desk.journal, "append", refuse_once)
+    with pytest.raises(StorageError):
+        await desk.loop.settle()
+    await desk.loop.settle()
+    assert (len(desk.loop.outcomes.earned), desk.loop.outcomes.refused) == (1, 1)
+    assert [path.name for path in desk.journal._refused.iterdir()]
+    desk.journal.close()
+    with SubmissionJournal(tmp_path) as journal:
+        assert signed.slot not in journal.unfinished()
 
 
 async def test_slot_reused_in_the_orchestrators_batch_is_not_the_outcome_of_own_work(
