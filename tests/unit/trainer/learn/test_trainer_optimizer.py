@@ -1,6 +1,9 @@
 """An optimiser with a short state, or one in a file: torch's AdamW in less memory."""
 
+import errno
+import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +11,7 @@ import pytest
 import torch
 from trainer_fakes import make_recipe, make_rollouts
 
-from muster.protocol.errors import ConfigError
+from muster.protocol.errors import ConfigError, StorageFailed
 from muster.protocol.ids import Step
 from muster.protocol.rollouts import Rollout
 from muster.trainer.learn import optimizer
@@ -54,6 +57,56 @@ def test_state_in_a_file_changes_no_bit(tmp_path: Path) -> None:
     for dtype in ("float32", "bfloat16"):
         inside = steps(small(dtype=dtype), 5)
         assert torch.equal(steps(small(dtype=dtype, file=StateFile(tmp_path)), 5), inside)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_disk_has_room_for_the_state_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    taken: list[int] = []
+    fallocate = os.posix_fallocate
+
+    def counted(fd: int, start: int, size: int) -> None:
+        fallocate(fd, start, size)
+        taken.append(os.fstat(fd).st_blocks * 512)
+
+    monkeypatch.setattr(os, "posix_fallocate", counted)
+    weight = torch.zeros(100_000)
+    made = small(dtype=dtype, file=StateFile(tmp_path))([weight])
+    assert taken[-1] >= 2 * 100_000 * getattr(torch, dtype).itemsize
+    weight.grad = torch.ones(100_000)
+    made.step()
+    assert len(taken) == 2
+
+
+def test_full_disk_is_named_before_the_first_step(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", fail)
+    learn = partial(Learner, model_folder, make_recipe(), published=lambda _: None)
+    with pytest.raises(StorageFailed, match=r"state in .*offload: No space left") as caught:
+        learn(offload=tmp_path / "offload")
+    assert "--no-offload" in (caught.value.hint or "")
+    learn()
+
+
+@pytest.mark.parametrize("is_in_a_file", [False, True])
+def test_fresh_optimiser_takes_no_more_of_the_disk(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_in_a_file: bool
+) -> None:
+    folder = tmp_path / "offload" if is_in_a_file else None
+    made = Learner(model_folder, make_recipe(), published=lambda _: None, offload=folder)
+    base = {name: value.clone() for name, value in made.weights().items()}
+    made.step(Step(1), groups(1))
+    first = {name: value.clone() for name, value in made.weights().items()}
+    monkeypatch.delattr(os, "posix_fallocate")
+    made.start_again(base)
+    made.step(Step(1), groups(1))
+    assert all(torch.equal(made.weights()[name], value) for name, value in first.items())
+    assert not torch.equal(first["model.norm.weight"], base["model.norm.weight"])
 
 
 def test_bfloat16_state_stays_near() -> None:

@@ -26,6 +26,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from muster.protocol.errors import storage_error_of
+
 StateType = Literal["float32", "bfloat16"]
 """Number formats of the optimiser's state."""
 SLICE = 1 << 20
@@ -41,6 +43,7 @@ class StateFile:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
         self._fd, name = tempfile.mkstemp(dir=folder)
         os.unlink(name)
         weakref.finalize(self, os.close, self._fd)
@@ -48,11 +51,20 @@ class StateFile:
         self._maps: dict[int, mmap.mmap] = {}
 
     def zeros(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """Return a new tensor of zeros in the file."""
+        """Return a new tensor of zeros in the file; raises StorageError when the disk is full."""
         size = max(1, shape.numel() * dtype.itemsize)
         start, page = self._size, mmap.ALLOCATIONGRANULARITY
         self._size += -(-size // page) * page
-        os.ftruncate(self._fd, self._size)
+        try:
+            # A mapped page that finds no room on the disk would kill the process.
+            os.posix_fallocate(self._fd, start, self._size - start)
+        except OSError as error:
+            raise storage_error_of(
+                error,
+                f"cannot keep the optimiser's state in {self._folder}: {error.strerror}",
+                hint="free 8 bytes for each trained weight (4 with --optimizer-state bfloat16), or "
+                "use --no-offload",
+            ) from error
         mapped = mmap.mmap(self._fd, size, offset=start)
         numbers = torch.frombuffer(mapped, dtype=torch.uint8)[: shape.numel() * dtype.itemsize]
         made = numbers.view(dtype).view(shape)
@@ -80,10 +92,14 @@ class SmallAdamW(torch.optim.Optimizer):
         file: StateFile | None = None,
         rank: int = 0,
     ) -> None:
-        """`rank` makes the random bits of this process's shards differ from other ranks'."""
+        """`rank` makes the random bits of this process's shards differ from other ranks'. Raises
+        StorageError when the file's disk has no room for the moments.
+        """
         super().__init__(parameters, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
         self._dtype: torch.dtype = getattr(torch, dtype)
         self._file, self._rank = file, rank
+        if file is not None:
+            self.state |= {own: self.fresh_state(own) for own in parameters}
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closures here

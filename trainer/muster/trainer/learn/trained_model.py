@@ -272,7 +272,10 @@ class TrainedModel(ABC, Generic[RecipeType, StepType]):
         with self._ranks.watch("taking over a policy"):
             load_weights(self.model, weights)
         if is_fresh:
-            self.optimizer.state.clear()
+            # As before the first step. It stays where it is: a file would not give its room back.
+            for state in self.optimizer.state.values():
+                for value in state.values():
+                    value.zero_()
 
     def state(self) -> dict[str, Tensor]:
         """Return every tensor that the next step depends on, by name; live, not copies."""
