@@ -494,8 +494,9 @@ class SilenceDuty:
     # Rooms
 
     async def fill_rooms(self) -> None:
-        """Offer file and proofs to every room until it has them: those of directly committed work
-        until it is judged or void, those of claimed work until its case is closed.
+        """Offer file and proofs to every room until it has them, and again if it lost them: those
+        of directly committed work until it is judged or void, those of claimed work until its case
+        is closed.
         """
         context = self.context
         own = self.own_work
@@ -508,3 +509,8 @@ class SilenceDuty:
             if (case is not None and case.closed) or await self.deposits.offer(judged.signed):
                 await asyncio.to_thread(context.journal.answer, judged.signed, case_id)
                 del self.claimed[case_id]
+        for case in filter(self._is_mine, list(context.view.cases.values())):
+            for submission in {claim.submission for claim in case.claims}:
+                work = context.journal.signed_in(slot_of(submission))
+                if work is not None and work.submission == submission:
+                    await self.deposits.offer(work)

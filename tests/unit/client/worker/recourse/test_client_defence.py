@@ -36,6 +36,7 @@ from muster.api import BatchEntry
 from muster.client.outage import Outage
 from muster.client.worker import defence
 from muster.client.worker.defence import HONEST
+from muster.client.worker.deposits import KEPT_S
 from muster.client.worker.loop import WorkerLoop
 from muster.client.worker.outcomes import Judged
 from muster.client.worker.silence import SilenceDuty
@@ -359,6 +360,39 @@ async def test_a_claims_file_is_offered_until_its_case_is_closed(
     assert not desk.journal.unfinished()
 
 
+@pytest.mark.parametrize(
+    ("changes", "is_offered"),
+    [({}, True), ({"closed": True}, False), ({"claims": []}, False), ({"run_id": 99}, False)],
+    ids=["open", "closed", "of others only", "of another run"],
+)
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_file_that_a_room_lost_is_offered_again_while_a_claim_about_it_is_open(
+    desk: Silenced,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    is_offered: bool,
+    is_restarted: bool,
+) -> None:
+    note_claims(monkeypatch)
+    submission, _ = await desk.call_fraud()
+    await desk.loop.settle()
+    await desk.duty.fill_rooms()
+    assert not desk.duty.claimed
+    if is_restarted:
+        desk.close()
+        rooms, desk = desk.rooms, Silenced(tmp_path)
+        desk.rooms = rooms
+    claim = SimpleNamespace(claimant=NODE, submission=submission)
+    case = SimpleNamespace(**{"run_id": RUN, "closed": False, "claims": [claim]} | changes)
+    desk.view.cases[keccak(b"its case")] = case
+    for _ in range(3):
+        desk.seconds += KEPT_S / 2
+        await desk.duty.fill_rooms()
+    assert (len(desk.rooms.given) > 1) is is_offered
+    desk.close()
+
+
 @pytest.mark.parametrize("others", ["show no policy", "are silent"])
 async def test_accusation_that_cannot_be_checked_does_not_delay_the_claim_about_another(
     desk: Silenced, monkeypatch: pytest.MonkeyPatch, others: str
@@ -469,7 +503,7 @@ async def test_claim_that_it_made_is_not_made_again_and_a_strangers_claim_change
     made = SimpleNamespace(
         claimant=claimant, ruling=HONEST.number, submission=SIGNED.submission, proof=()
     )
-    desk.view.cases[judged.case_id] = SimpleNamespace(claims=[made], closed=False)
+    desk.view.cases[judged.case_id] = SimpleNamespace(claims=[made], closed=False, run_id=RUN)
     await desk.loop.defence.claim(desk.duty, judged, HONEST)
     assert len(sent) == claims
     assert desk.chain.allowed == claims * BOND
