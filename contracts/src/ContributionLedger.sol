@@ -202,8 +202,8 @@ contract ContributionLedger is IContributionLedger, EIP712 {
         Submission calldata submission = work.submission;
         (bytes32 leaf, address signer) = _checkOwnWork(work);
         require(
-            submission.runId == batch.runId && _answers(batch, submission, signer) && submission.units <= batch.units
-                && _holds(batch, position, leaf, proof),
+            submission.runId == batch.runId && _answers(batch, submission, signer, batch.committedAt)
+                && submission.units <= batch.units && _holds(batch, position, leaf, proof),
             LedgerInvalidSubmission(submission.worker, signer)
         );
         _useSlot(submission);
@@ -449,7 +449,11 @@ contract ContributionLedger is IContributionLedger, EIP712 {
     {
         (address signer, bool isHeld, bool isNamed) = _evidence(outcome, standing.outcome, work);
         bool isAbout = _isRuled(standing) ? court.isProven(standing.leaf) : isNamed;
-        require(isHeld && isAbout, LedgerInvalidSubmission(work.submission.worker, signer));
+        Batch calldata batch = outcome.batch;
+        require(
+            isHeld && isAbout && _answers(batch, work.submission, signer, batch.committedAt),
+            LedgerInvalidSubmission(work.submission.worker, signer)
+        );
     }
 
     /// @dev Returns whether a jury's ruling stands in place of the recorded one.
@@ -502,11 +506,17 @@ contract ContributionLedger is IContributionLedger, EIP712 {
         address signer;
         bool isNamed;
         (signer, isHeld, isNamed) = _evidence(outcome, OutcomeRecordLib.decode(outcome.record), work);
-        require(isHeld || isNamed, LedgerInvalidSubmission(work.submission.worker, signer));
+        // What is proven can be contested whenever the key was the worker's. Else a quorum could accept the work of somebody
+        // who took another key, or left, just before the commitment, and nobody could contest it.
+        uint256 time = isHeld ? 0 : outcome.batch.committedAt;
+        require(
+            (isHeld || isNamed) && _answers(outcome.batch, work.submission, signer, time),
+            LedgerInvalidSubmission(work.submission.worker, signer)
+        );
     }
 
     /// @dev Returns who signed a submission, whether the batch holds it at an outcome's position, and whether the record names
-    ///      it. Reverts unless its worker answers for it.
+    ///      it.
     function _evidence(OutcomeProof calldata outcome, Outcome memory judged, CommittedWork calldata work)
         private
         view
@@ -516,10 +526,7 @@ contract ContributionLedger is IContributionLedger, EIP712 {
         Batch calldata batch = outcome.batch;
         bytes32 structHash;
         (structHash, signer) = _signerOf(submission, work.nodeSignature);
-        require(
-            submission.runId == batch.runId && _answers(batch, submission, signer),
-            LedgerInvalidSubmission(submission.worker, signer)
-        );
+        require(submission.runId == batch.runId, LedgerInvalidSubmission(submission.worker, signer));
         isHeld = _holds(batch, outcome.position, _leafOf(structHash), work.proof);
         isNamed = submission.step == judged.step && submission.index == judged.index
             && submission.policyVersion == judged.policyVersion && submission.fileHash == judged.fileHash
@@ -534,13 +541,13 @@ contract ContributionLedger is IContributionLedger, EIP712 {
         return BatchTreeLib.holds(batch.root, batch.count, position, leaf, proof);
     }
 
-    /// @dev Returns whether a submission that `signer` signed and this batch holds counts against its worker.
-    function _answers(Batch calldata batch, Submission calldata submission, address signer)
+    /// @dev Returns whether a submission that `signer` signed, and that was committed at a time, counts against its worker.
+    function _answers(Batch calldata batch, Submission calldata submission, address signer, uint256 time)
         private
         view
         returns (bool)
     {
-        return workers.answersFor(batch.runId, submission.worker, signer, batch.committedAt);
+        return workers.answersFor(batch.runId, submission.worker, signer, time);
     }
 
     /// @inheritdoc IContributionLedger

@@ -123,7 +123,8 @@ contract FaultCourt is IFaultCourt {
         address other = ledger.submissionSigner(second, secondSignature);
         require(
             _isSameSlot(first, second) && keccak256(abi.encode(first)) != keccak256(abi.encode(second))
-                && workers.answersFor(batch.runId, second.worker, other, batch.committedAt),
+                && _answers(batch, first.worker, ledger.submissionSigner(first, work.nodeSignature))
+                && _answers(batch, second.worker, other),
             FaultNoEquivocation(first.worker, other)
         );
         // Whoever stole an old node key can sign again for every slot that it filled: this costs its worker one slash.
@@ -134,6 +135,14 @@ contract FaultCourt is IFaultCourt {
         _punish(
             batch.runId, first.worker, first.step, first.index, runs.termsAt(batch.runId, batch.terms).exactFraudPpm
         );
+    }
+
+    function _answers(IContributionLedger.Batch calldata batch, address worker, address signer)
+        private
+        view
+        returns (bool)
+    {
+        return workers.answersFor(batch.runId, worker, signer, batch.committedAt);
     }
 
     function _punish(uint64 runId, address worker, uint32 step, uint32 index, uint256 ppm) private {

@@ -317,9 +317,10 @@ interface IContributionLedger is IContributionLedgerErrors, IContributionLedgerE
     /// @dev Reverts with LedgerBatchMismatch, LedgerNotJudged or LedgerInvalidProof when it does not stand.
     function standingOf(OutcomeProof calldata outcome) external view returns (Standing memory);
 
-    /// @notice Returns whether a batch is proven to hold exactly this submission at an outcome's position. Reverts unless the
-    ///         worker's node at the commitment signed it, and it is so held or has the worker, slot, policy and file of the
-    ///         record: a worker from which the batch is hidden can contest what is said of its work.
+    /// @notice Returns whether a batch is proven to hold exactly this submission at an outcome's position, and a key signed it
+    ///         that was ever its worker's. Otherwise reverts unless the worker's node at the commitment signed it, and it has the
+    ///         worker, slot, policy and file of the record: a worker from which the batch is hidden can contest what is said of
+    ///         its work.
     /// @dev Warning: takes the outcome as it is given; `standingOf` checks one.
     function requireEvidence(OutcomeProof calldata outcome, CommittedWork calldata work)
         external

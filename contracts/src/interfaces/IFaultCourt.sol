@@ -71,7 +71,8 @@ interface IFaultCourt is IFaultCourtErrors, IFaultCourtEvents {
     /// @notice Slashes and bans from a run a worker whose node signed another submission for a slot that was judged. It costs
     ///         what an exact fraud costs by the terms of the batch, and nothing while the worker is banned from the run already.
     /// @param outcome The outcome of the slot.
-    /// @param work The submission that was judged; its proof may be missing where the record names it.
+    /// @param work The submission that was judged, signed by such a key, too; its proof may be missing where the record names
+    ///        it.
     /// @param second Another one for the same slot, signed by a key of the worker's that was not rotated
     ///        away when the batch was committed.
     function proveDoubleSubmission(

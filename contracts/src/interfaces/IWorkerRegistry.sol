@@ -134,7 +134,8 @@ interface IWorkerRegistry is IWorkerRegistryErrors, IWorkerRegistryEvents {
     function isActive(uint64 runId, address worker) external view returns (bool);
 
     /// @notice Returns whether what `node` signed, and was committed at `time`, counts against a worker in a run: it joined the
-    ///         run, had not begun to leave by then, and the key is or was its own and had not been rotated away by then.
+    ///         run, had not begun to leave by then, and the key is or was its own and had not been rotated away by then. With time
+    ///         zero: whether it joined the run, and the key is or was its own.
     function answersFor(uint64 runId, address worker, address node, uint256 time) external view returns (bool);
 
     /// @notice Returns the worker that a node key serves now, or the zero address.

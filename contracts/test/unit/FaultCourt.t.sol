@@ -421,6 +421,17 @@ contract FaultCourtTest is CourtTest {
         _prove(p);
     }
 
+    /// @dev Nor with what she signed with it before, though the batch holds it.
+    function test_proveDoubleSubmission_reverts_whenTheKeyOfTheFirstWasGivenUpBefore() public {
+        (address node, uint256 nodeKey) = _rotateAlice("alice's next node");
+        vm.warp(block.timestamp + 1);
+        _judge(_one(_record(alice, 1, 0, ACCEPTED)), QUORUM);
+        Pair memory p = _pair();
+        _signSecond(p, nodeKey);
+        _expectNoEquivocation(alice, node);
+        _prove(p);
+    }
+
     function test_proveDoubleSubmission_works_whenTheKeyWasGivenUpInTheSecondOfTheCommitment() public {
         (, uint256 nodeKey) = _rotateAlice("alice's next node");
         _judge(_one(_record(alice, 1, 0, ACCEPTED)), QUORUM);
@@ -448,7 +459,7 @@ contract FaultCourtTest is CourtTest {
         vm.warp(block.timestamp + 1);
         _judge(_one(_record(alice, 1, 0, ACCEPTED)), QUORUM);
         Pair memory p = _pair();
-        _expectInvalidSubmission(aliceNode);
+        _expectNoEquivocation(alice, aliceNode);
         _prove(p);
     }
 }

@@ -262,6 +262,71 @@ contract MisrecordTest is CourtTest {
         _assertStatus(bob, IWorkerRegistry.Status.Jailed, "both are punished");
     }
 
+    // ------------------------------------------------- work that nobody answers for
+
+    /// @dev Bob takes another key, or leaves, before his work is committed; a quorum signs this record all the same.
+    function _judgeUnanswered(bool leaves, IContributionLedger.Outcome memory outcome) private {
+        (address node, uint256 nodeKey) = makeAddrAndKey("bob's next node");
+        vm.startPrank(bob);
+        leaves ? workers.exit(runId) : workers.rotateNode(_nodeConsent(bob, node, nodeKey, block.timestamp));
+        vm.stopPrank();
+        vm.warp(block.timestamp + 1);
+        _judgeBob(outcome);
+    }
+
+    function _expectInvalidSubmission() private {
+        vm.expectRevert(
+            abi.encodeWithSelector(IContributionLedgerErrors.LedgerInvalidSubmission.selector, bob, bobNode)
+        );
+    }
+
+    /// @dev What a quorum in league with a worker accepted is not paid. Nobody answers for the work with stake, and the signers
+    ///      may have been shown another signature than the jury.
+    function testFuzz_claim_works_overHeldWorkThatNobodyAnswersFor(bool leaves, bool exact) public {
+        _judgeUnanswered(leaves, _outcome(bob, 1, 0, ACCEPTED));
+        uint16 ruling = exact ? EXACT : uint16(REJECTED) << 8 | 11;
+        _decide(1, ruling, ruling);
+        IContributionLedger.OutcomeProof memory outcome = _outcomeAt(1);
+        assertEq(ledger.standingOf(outcome).verdict, ruling >> 8, "contested");
+        IContributionLedger.CommittedWork memory work = _heldByBatch(1);
+        if (exact) {
+            _expectInvalidSubmission();
+            ledger.executeFraud(outcome, work);
+            return;
+        }
+        vm.expectRevert(
+            abi.encodeWithSelector(IDisputeCourtErrors.CourtNothingDue.selector, _acceptedLeaf, validators[0])
+        );
+        court.fineSigner(outcome, validators[0]);
+        _passChallengeWindow();
+        IRewardEscrow.Claim[] memory claims = new IRewardEscrow.Claim[](1);
+        claims[0] = _claimOf(_batchId, _records, _range(1, 2));
+        vm.expectRevert(abi.encodeWithSelector(IRewardEscrowErrors.EscrowNotAccepted.selector, _batchId, 1, REJECTED));
+        escrow.claim(claims);
+    }
+
+    /// @dev Without the proof it could be other work, signed for the case with a key that was given up.
+    function testFuzz_claim_reverts_withoutProof_whereNobodyAnswers(bool leaves) public {
+        _judgeUnanswered(leaves, _outcome(bob, 1, 0, ACCEPTED));
+        _announce(challenger, _acceptedLeaf, REJECT);
+        IContributionLedger.OutcomeProof memory outcome = _outcomeAt(1);
+        IContributionLedger.CommittedWork memory work = _unproven(0);
+        _expectInvalidSubmission();
+        vm.prank(challenger);
+        court.claim(outcome, work, REJECT, SALT, _noSources());
+    }
+
+    function testFuzz_proveMisrecord_works_overWorkThatNobodyAnswersFor(bool leaves, uint256 field, uint32 change)
+        public
+    {
+        vm.assume(change != 0);
+        _judgeUnanswered(leaves, _outcome(bob, 1, 0, ACCEPTED));
+        _tryProving(1, validators[0]);
+        _judgeBob(_misrecord(bound(field, 0, FIELDS - 2), change, ACCEPTED));
+        _prove(1, validators[0]);
+        assertEq(vault.activeStake(runId, validators[0]), 0, "nothing left");
+    }
+
     // ------------------------------------------------- claims without the batch
 
     /// @dev Bob's work without a proof that the batch holds it; `change` makes it another submission of the same file.

@@ -228,7 +228,7 @@ def find_misrecords(
         place
         for place, (record, work) in enumerate(zip(batch.records, works, strict=True))
         if not is_record_of(record, work.submission, workers)
-        and _is_answered_for(batch, work, run, domain)
+        and _is_signed(batch, work, run, domain)
     ]
     leaves = [work.submission.leaf() for work in works]
     if not wrong or batch_root(leaves) != batch.root:
@@ -255,12 +255,15 @@ def is_record_of(
     return is_worker and said == (*slot, rollouts) and record.units <= submission.units
 
 
-def _is_answered_for(batch: BatchView, work: SignedWork, run: RunView, domain: Domain) -> bool:
+def _is_signed(batch: BatchView, work: SignedWork, run: RunView, domain: Domain) -> bool:
+    """Return whether a key of its worker's, which may have been given up before, signed work of the
+    batch's run.
+    """
     member = run.members.get(work.submission.worker)
     node = signer_of(domain, work.submission, work.signature)
     if member is None or node is None or work.submission.run_id != batch.run_id:
         return False
-    return member.answers_for(node, batch.committed_at)
+    return member.answers_for(node, 0)
 
 
 def tag_of(submission: Submission) -> int:

@@ -172,7 +172,9 @@ class MemberView:
         return past[-1] if past else WorkerStatus.NONE
 
     def answers_for(self, node: Address, committed_at: int) -> bool:
-        """Return whether it is responsible for work signed by a key and committed at a time."""
+        """Return whether it is responsible for work signed by a key and committed at a time; at 0,
+        whether the key was ever its node's.
+        """
         served = any(key == node for _, key in self.worker.nodes)
         rotated_at = self.worker.rotated_at.get(node)
         in_time = rotated_at is None or rotated_at >= committed_at

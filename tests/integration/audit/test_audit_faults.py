@@ -28,6 +28,8 @@ from muster.api import BatchEntry
 from muster.app.cli import muster
 from muster.chain import save_deployment
 from muster.chain.doubles import Fault
+from muster.chain.structs import Offence
+from muster.client.audit.contradictions import Kind
 from muster.client.audit.evidence import EvidenceFolders, find_faults, report_faults
 from muster.client.audit.history import ChainHistory, HistorySource, read
 from muster.protocol.encoding import hex0x, keccak
@@ -271,6 +273,26 @@ async def test_records_of_what_the_batch_holds_and_of_unknown_workers_are_no_fau
     assert await faults(net, tmp_path) == []
     await misrecord(net, tmp_path, worker_id=0, units=0)
     assert await faults(net, tmp_path) == []
+
+
+async def test_work_is_contested_though_its_worker_left_before_the_commitment(
+    net: Scenario, tmp_path: Path
+) -> None:
+    await net.of(CHEATER).workers.exit(net.run_id)
+    await net.pass_time(1)
+    batch_id = await misrecord(
+        net, tmp_path, verdict=Verdict.ACCEPTED, reason=Reason.NONE, rollouts=3
+    )
+    proof, work = await net.proof(batch_id, 1), net.submission(CHEATER, 0)
+    unsigned = Ruling(Verdict.REJECTED, Reason.BAD_SIGNATURE)
+    case_id = await net.dispute(proof, work, CHEATER, unsigned)
+    assert (await net.view()).cases[case_id].overturned
+    found = await faults(net, tmp_path)
+    assert [fault.offence for fault in found] == [Offence.MISRECORD] * 2
+    assert all(each.tx for each in await report_faults(net.of(CHALLENGER), found))
+    report = (await history(net)).report()
+    # What its signers recorded is contradicted; the case is not.
+    assert {each.kind for each in report.contradictions} == {Kind.BATCH_ROOT}
 
 
 async def test_a_copy_with_another_submission_or_signature_shows_no_misrecord(

@@ -5,7 +5,7 @@ Pure. No event has the hash of a case's draw block: `observed` reads it with the
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from muster.chain import ZERO_ADDRESS, CaseView
+from muster.chain import ZERO_ADDRESS, BatchView, CaseView, ClaimView
 from muster.client.audit.contradictions import Check, Contradiction, Kind, summarise
 from muster.client.audit.ledger import Ledger
 from muster.client.audit.observed import Observed, Parameters
@@ -88,12 +88,22 @@ def _subject_problems(view: Ledger, case: CaseView, domain: Domain) -> Problems:
         # A claim shows what the record names, until one proves what the batch holds.
         if not is_held and (is_proven or not is_named):
             yield Kind.CASE_UNFOUNDED, f"{claim.claimant} claims about other work"
-        elif not view.answers_for(
-            batch, work.worker, signer_of(domain, work, claim.node_signature)
-        ):
+        elif not _is_signed(view, batch, claim, domain, is_held=is_held):
             yield Kind.CASE_UNFOUNDED, f"{claim.claimant} shows no signature of the worker's node"
         if is_same(claim.ruling, case.recorded):
             yield Kind.CASE_UNFOUNDED, f"{claim.claimant} claims what is recorded"
+
+
+def _is_signed(
+    view: Ledger, batch: BatchView, claim: ClaimView, domain: Domain, *, is_held: bool
+) -> bool:
+    """Return whether a claim shows a signature of the worker's node; of what the batch holds, also
+    one of a key that was given up before, or of a worker that had left.
+    """
+    member = view.member(batch.run_id, claim.submission.worker)
+    signer = signer_of(domain, claim.submission, claim.node_signature)
+    time = 0 if is_held else batch.committed_at
+    return bool(member and signer and member.answers_for(signer, time))
 
 
 # Its jury

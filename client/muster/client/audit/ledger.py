@@ -196,7 +196,9 @@ class Ledger(HistoryView):
         return batch.records[position] if 0 <= position < len(batch.records) else None
 
     def answers_for(self, batch: BatchView, worker: Address, signer: Address | None) -> bool:
-        """Return whether a signer was a worker's node when a batch was committed."""
+        """Return whether a signer was a worker's node when a batch was committed, and it had not
+        left by then.
+        """
         member = self.member(batch.run_id, worker)
         return bool(member and signer and member.answers_for(signer, batch.committed_at))
 

@@ -5,7 +5,7 @@ follows from them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,9 @@ from muster.chain import (
     CaseView,
     Chain,
     ChainView,
+    ClaimView,
     EventReader,
+    MemberView,
     SubmissionPlace,
     apply_poll,
     find_outcome,
@@ -68,8 +70,9 @@ from muster.client.disputes.unsettled import (
     unsettled,
 )
 from muster.client.preflight import find_run
+from muster.protocol.eip712 import signer_of
 from muster.protocol.errors import ApiError, ConfigError, ContractRevert, NotYet
-from muster.protocol.ids import Hash32, RunId
+from muster.protocol.ids import Address, Hash32, RunId
 from muster.protocol.jury import summons_of
 
 if TYPE_CHECKING:
@@ -378,13 +381,13 @@ async def _take_steps(
             break
         tried.add(left.step)
         case = view.cases.get(case_id_of(place))
-        signer = Signer(
-            key,
-            chain.domain("ContributionLedger"),
-            view.runs[place.batch.run_id].config.orchestrator,
-        )
+        run = view.runs[place.batch.run_id]
+        signer = Signer(key, chain.domain("ContributionLedger"), run.config.orchestrator)
         receipt = await send(
-            chain, left.step, place, partial(_committed_work, place, case, signer, options)
+            chain,
+            left.step,
+            place,
+            partial(_committed_work, place, case, run.members, signer, options),
         )
         if receipt is not None:
             sent[left.step] = receipt.tx_hash
@@ -397,15 +400,24 @@ async def _take_steps(
 
 
 async def _committed_work(
-    place: SubmissionPlace, case: CaseView | None, signer: Signer, options: dict[str, Any]
+    place: SubmissionPlace,
+    case: CaseView | None,
+    members: Mapping[Address, MemberView],
+    signer: Signer,
+    options: dict[str, Any],
 ) -> CommittedWork:
     """Return the work that a fraud is about: from the chain, copies or servers."""
     from muster.client.sources import Sources
 
+    def is_answered(claim: ClaimView) -> bool:
+        member = members.get(claim.submission.worker)
+        node = signer_of(signer.domain, claim.submission, claim.node_signature)
+        return bool(member and node and member.answers_for(node, place.batch.committed_at))
+
     own = [url for url in (options["orchestrator"],) if url]
     copied = await asyncio.to_thread(_copied, options["evidence"], place.batch)
     async with Sources([*own, *options["source"]], signer=signer) as sources:
-        return await find_work(place, case, sources, copied)
+        return await find_work(place, case, sources, copied, is_answered=is_answered)
 
 
 def _copied(folders: Sequence[Path], batch: BatchView) -> list[BatchEntry] | None:

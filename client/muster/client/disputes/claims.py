@@ -276,7 +276,7 @@ async def find_entry(
             return entries[place.position], batch_proof(leaves, place.position)
     assert made is not None  # else the batch is shown, or it raised
     entry = await sources.work(made.submission.leaf())
-    # The chain has verified the node's signature; a source may be wrong.
+    # The chain has verified that a key of the worker's signed; a source may be wrong.
     return entry.model_copy(update={"signature": made.node_signature}), made.proof
 
 

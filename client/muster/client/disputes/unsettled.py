@@ -22,6 +22,7 @@ from muster.chain import (
     CaseView,
     Chain,
     ChainView,
+    ClaimView,
     Receipt,
     SlashState,
     SlashView,
@@ -136,19 +137,21 @@ async def find_work(
     case: CaseView | None,
     sources: Sources,
     copy: Sequence[BatchEntry] | None = None,
+    *,
+    is_answered: Callable[[ClaimView], bool] = lambda _: True,
 ) -> CommittedWork:
     """Return a submission with its signature and its proof in the batch.
 
     It comes from the chain if its worker or a claim showed it there, else from a copy of the
-    batch's submissions, else from a source. Raises ConfigError for another batch's copy, ApiError
-    when no source shows the batch.
+    batch's submissions, else from a source. `is_answered` tells whether a worker answers for the
+    signature in a claim: one with a key that was given up takes no stake. Raises ConfigError for
+    another batch's copy, ApiError when no source shows the batch.
     """
     batch = place.batch
     if batch.work is not None:
         return CommittedWork(batch.work.submission, batch.work.node_signature, ())
-    if case is not None and case.claims:
-        made = batch.claim_about(case)
-        if batch.is_proven(made, place.position):
+    for made in case.claims if case is not None else ():
+        if batch.is_proven(made, place.position) and is_answered(made):
             return CommittedWork(made.submission, made.node_signature, made.proof)
     entries = copy
     if entries is None:

@@ -196,7 +196,7 @@ class CaseJudge:
             return entry_of(batch.work, batch.committed_at)
         submission = await self._committed(batch, case, sources)
 
-        def accepts(entry: BatchEntry) -> bool:
+        def has_ticket(entry: BatchEntry) -> bool:
             """Require the right ticket: a source that shows another one, or none, must not harm the
             worker."""
             return (
@@ -206,11 +206,24 @@ class CaseJudge:
                 == batch.orchestrator
             )
 
-        entry = await sources.work(submission.leaf(), accepts)
-        # The chain has verified a claim's signature, so the source's is not needed.
-        own = (claim for claim in case.claims if claim.submission == submission)
-        signed = next((c.node_signature for c in own if c.node_signature), entry.signature)
-        return entry.model_copy(update={"signature": signed})
+        def is_signed(signature: bytes) -> bool:
+            """Require the node's signature. Of a proven claim the chain knows only that some key of
+            the worker's made it: whoever stole an old key must not harm the worker either."""
+            standing = self.view.standing(batch.run_id, submission.worker, before=batch.work_block)
+            signer = signer_of(self.domain, submission, signature)
+            return standing is not None and signer == standing.node
+
+        leaf = submission.leaf()
+        own = [claim for claim in case.claims if claim.submission == submission]
+        shown = [claim.node_signature for claim in own if claim.node_signature]
+        signed = next(filter(is_signed, shown), None)
+        if signed is not None:
+            entry = await sources.work(leaf, has_ticket)
+            return entry.model_copy(update={"signature": signed})
+        with suppress(ApiError):
+            return await sources.work(leaf, lambda e: has_ticket(e) and is_signed(e.signature))
+        entry = await sources.work(leaf, has_ticket)
+        return entry.model_copy(update={"signature": next(iter(shown), entry.signature)})
 
     async def _committed(self, batch: BatchView, case: CaseView, sources: Sources) -> Submission:
         """Return the submission that a claim proves that the batch holds, else the one that it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -319,6 +320,19 @@ async def test_work_that_the_chain_shows_needs_no_source() -> None:
         )
         shown = await find_work(place_in(view), None, sources)
         assert (shown.node_signature, shown.proof) == (ENTRY.signature, ())
+
+
+async def test_a_signature_for_which_nobody_answers_takes_no_stake() -> None:
+    view = judged()
+    old = ClaimView(STRANGER, CONVICT.number, SUBMISSION, b"old key", (), "0x")
+    made = replace(old, node_signature=b"signed")
+    batch = view.batches[1]
+    batch.root, batch.count = SUBMISSION.leaf(), 1
+    async with nobody() as sources:
+        find = partial(find_work, place_in(view), sources=sources, is_answered=made.__eq__)
+        assert (await find(make_case(claims=[old, made]))).node_signature == b"signed"
+        with pytest.raises(ApiError, match="no source shows"):
+            await find(make_case(claims=[old]))
 
 
 def in_a_batch_of_two() -> tuple[SubmissionPlace, list[BatchEntry]]:

@@ -247,6 +247,21 @@ async def test_signature_that_the_chain_saw_counts_and_not_the_one_shown(world: 
     assert (await shown.rule())[0] == Ruling(Verdict.REJECTED, Reason.BAD_SIGNATURE)
 
 
+async def test_signature_of_a_key_that_was_given_up_harms_nobody_if_a_source_shows_the_nodes(
+    world: Any,
+) -> None:
+    shown = world(ROWS, ACCEPTED)
+    [claim] = shown.case.claims
+    by_old_key = sign_submission(shown.entry.submission, OTHER_KEY)
+    shown.case.claims = [replace(claim, node_signature=by_old_key)]
+    assert (await shown.rule())[0] == ACCEPTED
+    shown.case.claims.append(claim)
+    shown.show(entry_with(ROWS, signature=by_old_key))
+    assert (await shown.rule())[0] == ACCEPTED
+    shown.case.claims.pop()
+    assert (await shown.rule())[0] == Ruling(Verdict.REJECTED, Reason.BAD_SIGNATURE)
+
+
 @pytest.mark.parametrize("changes", [{"rollouts": 17}, {"units": 1}])
 async def test_submission_of_the_batch_is_judged_and_not_another_that_a_claim_shows(
     world: Any, changes: dict[str, int]

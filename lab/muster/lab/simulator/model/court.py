@@ -428,7 +428,9 @@ class Court(Ledger):
         (first, signer), (second, other) = signed
         self._need_evidence(proof, first, signer, held)
         contrary = first[:4] == second[:4] and first != second
-        contrary = contrary and self._answers(header, second.worker, other)
+        time = header.committed_at
+        contrary = contrary and self._answers(header, first.worker, signer, time)
+        contrary = contrary and self._answers(header, second.worker, other, time)
         need(contrary, "FaultNoEquivocation", first.worker, other)
         member = self.members[header.run, first.worker]
         need(member.status != BANNED, "FaultAlreadyBanned", header.run, first.worker)

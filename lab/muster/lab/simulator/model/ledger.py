@@ -125,7 +125,7 @@ class Ledger(Parties):
         there = intact and position < len(batch.submissions)
         there = there and batch.submissions[position] == claimed
         there = there and claimed.run == header.run and claimed.units <= header.units
-        there = there and self._answers(header, claimed.worker, work.signer)
+        there = there and self._answers(header, claimed.worker, work.signer, header.committed_at)
         need(there, "LedgerInvalidSubmission", claimed.worker, work.signer)
         self._use_slot(claimed)
         batch.header = header._replace(units=header.units - claimed.units)
@@ -339,6 +339,7 @@ class Ledger(Parties):
         is_held, is_named = self._evidence(proof, work, signer, held)
         is_about = self.cases[standing.leaf].is_proven if self._is_ruled(standing) else is_named
         sound = is_held and is_about
+        sound = sound and self._answers(header, work.worker, signer, header.committed_at)
         need(sound, "LedgerInvalidSubmission", work.worker, signer)
         paused_until = self.runs[header.run].slash_paused_until
         need(self.now >= paused_until, "LedgerSlashingPaused", header.run, paused_until)
@@ -374,29 +375,31 @@ class Ledger(Parties):
         need(standing.verdict == FRAUD, "LedgerNotFraud", *place, standing.verdict)
 
     def _need_evidence(self, proof: Proof, work: Submission, signer: str, held: bool) -> bool:
-        """Return whether the batch holds the work at the outcome's place; else the record must name
-        it.
+        """Return whether the batch holds the work at the outcome's place, signed by any key of its
+        worker's; else the record must name it, and the worker's node at the commitment must have
+        signed it.
         """
         is_held, is_named = self._evidence(proof, work, signer, held)
-        need(is_held or is_named, "LedgerInvalidSubmission", work.worker, signer)
+        time = 0 if is_held else proof.header.committed_at
+        sound = (is_held or is_named) and self._answers(proof.header, work.worker, signer, time)
+        need(sound, "LedgerInvalidSubmission", work.worker, signer)
         return is_held
 
     def _evidence(
         self, proof: Proof, work: Submission, signer: str, held: bool
     ) -> tuple[bool, bool]:
         """Return whether the batch holds the work at the outcome's place, and whether the record
-        names it. The worker's node at the commitment must have signed it.
+        names it.
         """
         judged, header = proof.record, proof.header
-        sound = work.run == header.run and self._answers(header, work.worker, signer)
-        need(sound, "LedgerInvalidSubmission", work.worker, signer)
+        need(work.run == header.run, "LedgerInvalidSubmission", work.worker, signer)
         works = self.batches[header.batch].submissions
         there = proof.position < len(works) and works[proof.position] == work
         is_named = work[2:6] == judged[1:5] and self.by_number(judged.number) == work.worker
         return there and (held or len(works) == 1), is_named
 
-    def _answers(self, header: Header, worker: str, signer: str) -> bool:
-        return self.answers_for(header.run, worker, signer, header.committed_at)
+    def _answers(self, header: Header, worker: str, signer: str, time: int) -> bool:
+        return self.answers_for(header.run, worker, signer, time)
 
     def finalise_fraud(self, proof: Proof) -> None:
         standing, header = self.standing(proof), proof.header

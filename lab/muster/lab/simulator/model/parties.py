@@ -200,7 +200,9 @@ class Parties(Stakes):
         return NOBODY if until else owner
 
     def answers_for(self, run: int, worker: str, node: str, time: int) -> bool:
-        """Return whether a worker is liable for a node's signature on work committed at `time`."""
+        """Return whether a worker is liable for a node's signature on work committed at `time`; at
+        0, whether it joined and the key was ever its own.
+        """
         owner, until = self.bound.get(node, (NOBODY, 0))
         member = self.members[run, worker]
         served = worker != NOBODY and owner == worker and (not until or until >= time)
