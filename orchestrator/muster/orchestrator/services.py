@@ -145,6 +145,7 @@ class Services:
             files=self.files,
             chain=self.chain,
             projection=projection,
+            domain=self.domain,
             max_units=self.recipe.sampling.max_units,
             batch_limit=settings.batch_limit,
             outcome_deadline_s=constants.outcome_deadline_s,

@@ -224,12 +224,12 @@ units_in_batch = Query(
 )
 """The units of every worker in the batch with a `root`."""
 first_waiting = Query(
-    select(submissions.c.submission)
+    select(submissions.c.submission, submissions.c.signature)
     .where(IS_WAITING)
     .order_by(submissions.c.sequence)
     .limit(bindparam("limit"))
 )
-"""The submissions that have waited longest for a batch, as JSON text."""
+"""The submissions that have waited longest for a batch: JSON text, signature."""
 
 _BATCH = select(batches.c.root, batches.c.count, batches.c.units)
 all_batches = Query(_BATCH)
@@ -381,7 +381,8 @@ _empty_batch = Query(
     update(submissions).where(_IN_BATCH).values(batch_root=null(), position=null())
 )
 _forget_batch = Query(delete(batches).where(batches.c.root == bindparam("root")))
-_forget_submission = Query(delete(submissions).where(_OF_FILE))
+forget_submission = Query(delete(submissions).where(_OF_FILE))
+"""Delete the submission with a `file_hash`."""
 
 
 def undo_batch(root: Hash32, *, without: Sequence[Hash32]) -> list[Statement]:
@@ -389,7 +390,7 @@ def undo_batch(root: Hash32, *, without: Sequence[Hash32]) -> list[Statement]:
     return [
         _empty_batch(root=root),
         _forget_batch(root=root),
-        *(_forget_submission(file_hash=each) for each in without),
+        *(forget_submission(file_hash=each) for each in without),
     ]
 
 

@@ -23,6 +23,7 @@ from muster.orchestrator.db.statements import SubmissionRow
 from muster.orchestrator.intake.files import FileStore, StoredBatch
 from muster.orchestrator.ports import ChainPort
 from muster.orchestrator.projection import Projection
+from muster.protocol.eip712 import Domain, signer_of
 from muster.protocol.encoding import hex0x
 from muster.protocol.ids import Hash32
 from muster.protocol.merkle import batch_proof, batch_root
@@ -60,6 +61,8 @@ class Batching:
     files: FileStore
     chain: ChainPort
     projection: Projection
+    domain: Domain
+    """EIP-712 domain of the ContributionLedger."""
     max_units: int
     """Most units that one submission can be worth."""
     batch_limit: int
@@ -193,13 +196,15 @@ class Batching:
         async with self.database.transaction() as asked:
             await asked.ask(*statements.undo_batch(root, without=impossible))
         self._uncommitted.pop(root, None)
-        for file_hash in impossible:
-            await self.files.drop(file_hash)
-            logger.warning(
-                "a submission was removed: it claims units that no submission can be worth",
-                extra={"file": file_hash.hex()},
-            )
+        await self._drop(impossible, "it claims units that no submission can be worth")
         return True
+
+    async def _drop(self, removed: Sequence[Hash32], why: str) -> None:
+        """Delete the files of submissions that were removed."""
+        for file_hash in removed:
+            await self.files.drop(file_hash)
+            fields = {"file": file_hash.hex(), "why": why}
+            logger.warning("a submission was removed", extra=fields)
 
     async def contents(self, batch: BatchView) -> BatchContents | None:
         """Return a batch's submissions in order; None when they are not known here."""
@@ -254,9 +259,30 @@ class Batching:
         return composition
 
     async def _waiting(self) -> list[Submission]:
+        """Return the submissions of the next batch, oldest first. Removes those that validators
+        would reject, and for which no worker would answer.
+        """
         [rows] = await self.database.ask(statements.first_waiting(limit=self.batch_limit))
-        found = [Submission.from_json(json.loads(claim)) for (claim,) in rows]
-        return found[: self._checkable(found)]
+        signed = [(Submission.from_json(json.loads(claim)), signature) for claim, signature in rows]
+        gone = [work.file_hash for work, signed_by in signed if not self._is_due(work, signed_by)]
+        if not gone:
+            found = [work for work, _ in signed]
+            return found[: self._checkable(found)]
+        async with self.database.transaction() as asked:
+            await asked.ask(*(statements.forget_submission(file_hash=each) for each in gone))
+        await self._drop(gone, "its worker changed its node since the upload, left or was jailed")
+        return await self._waiting()
+
+    def _is_due(self, work: Submission, signature: bytes) -> bool:
+        """Return whether a submission is signed by the present node of an active worker, or was
+        committed by its worker.
+        """
+        if self.projection.batch_with_root(work.leaf()) is not None:
+            return True
+        member = self.projection.run.members.get(work.worker)
+        if member is None or not member.is_active(self.projection.head):
+            return False
+        return signer_of(self.domain, work, signature) == member.node
 
     def _checkable(self, submissions: Sequence[Submission]) -> int:
         """Return how many of the first submissions validators can check in `CHECKED_BY` of the

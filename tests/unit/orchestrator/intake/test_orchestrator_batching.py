@@ -4,7 +4,7 @@ import pytest
 from orchestrator_bench import Bench, delete_database, open_bench
 from orchestrator_fakes import RUN, Network, submission_for
 
-from muster.chain import LeasedWork
+from muster.chain import ZERO_ADDRESS, LeasedWork
 from muster.orchestrator.db.query import Rows, Statement, plain
 from muster.orchestrator.db.statements import SubmissionRow, latest_submissions
 from muster.orchestrator.intake.intake import Intake
@@ -99,6 +99,25 @@ async def test_claim_that_the_contract_refuses_for_ever_does_not_stop_the_others
     async with open_bench(tmp_path, network) as bench:
         assert await bench.commit() is False
         assert await bench.services.batching.next() is None
+
+
+@pytest.mark.parametrize("change", ["node", "status", "nothing"])
+async def test_work_whose_worker_changed_since_the_upload_is_left_out(
+    bench: Bench, change: str
+) -> None:
+    gone, kept = await bench.upload(0, b"gone"), await bench.upload(1, b"kept")
+    worker = bench.network.worker(0).address
+    if change == "node":
+        bench.network.apply("WorkerRegistry", "NodeBound", worker=worker, node=ZERO_ADDRESS)
+    elif change == "status":
+        bench.network.apply("WorkerRegistry", "WorkerExiting", run_id=RUN, worker=worker)
+    expected = [gone, kept] if change == "nothing" else [kept]
+    assert await bench.commit() is True
+    root = batch_root([each.leaf() for each in expected])
+    assert bench.network.chain.ledger.committed == [(root, len(expected), 20 * len(expected))]
+    found = await bench.services.files.find(gone.file_hash)
+    assert isinstance(found, Path) is (change == "nothing")
+    assert await bench.commit() is False
 
 
 @pytest.mark.parametrize(
