@@ -9,6 +9,7 @@ from typing import Any
 
 from muster.api import BatchContents, BatchEntry, HeartbeatAnswer, Lease, NoWork
 from muster.chain import BatchStatus, BatchView, WorkerStatus
+from muster.chain.view_parts import PostedRecords
 from muster.client.chain_facts import MemberAtBlock
 from muster.client.validator.context import ValidatorContext
 from muster.protocol.checking import Checking
@@ -17,7 +18,7 @@ from muster.protocol.encoding import file_hash, keccak
 from muster.protocol.errors import ApiError, PolicyUnavailable
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
 from muster.protocol.merkle import batch_root
-from muster.protocol.messages import OutcomeRecord, Submission, Ticket
+from muster.protocol.messages import OutcomeRecord, Submission, Ticket, pack_records
 from muster.shardcast.fetcher import NamedVersions
 from worlds.client_world import (
     BEACON,
@@ -121,7 +122,7 @@ def make_batch(
         seated=(address_of(VALIDATOR_KEY),),
         orchestrator=address_of(ORCHESTRATOR_KEY),
         tx_hash="0x" + "22" * 32,
-        records=records,
+        records=None if records is None else PostedRecords(pack_records(records)),
         posted_at=NOW + 60,
         price_per_unit=10,
         terms=1,

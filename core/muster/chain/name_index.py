@@ -18,6 +18,7 @@ from muster.chain.view_parts import (
     SlashView,
     WorkerView,
 )
+from muster.protocol.messages import file_hashes_in, slots_in
 
 _DIGITS = 4
 """First digits that a bucket's names share: at most 65,536 buckets, so that a bucket of many
@@ -138,9 +139,8 @@ class NameIndex:
 
     def _add_slots(self, event: Event, batch: BatchView) -> None:
         if event.name == "OutcomesPosted":
-            for record in batch.records or ():
-                bucket = _slot_bucket(record.worker_id, record.step, record.index)
-                self._by_slot[bucket].append(batch)
+            for slot in slots_in(batch.records.data) if batch.records else ():
+                self._by_slot[_slot_bucket(*slot)].append(batch)
         elif batch.direct is not None and (worker := self._view.workers.get(batch.direct.worker)):
             bucket = _slot_bucket(worker.worker_id, batch.direct.step, batch.direct.index)
             self._by_slot[bucket].append(batch)
@@ -150,7 +150,7 @@ def _names(event: Event, part: _Part) -> Iterator[str | bytes]:
     """Yield the names that an event gives to a part, besides its transaction."""
     if isinstance(part, BatchView):
         if event.name == "OutcomesPosted":
-            yield from (record.file_hash for record in part.records or ())
+            yield from file_hashes_in(part.records.data) if part.records else ()
         elif part.direct is not None:
             yield part.direct.file_hash
     elif isinstance(part, CaseView):

@@ -72,7 +72,7 @@ class Poll:
     events: list[Event]
     """New events, in chain order."""
     rewound_to: int | None
-    """Earlier events after this block are void; None if all are still valid."""
+    """Told events after this block are void, one at least; None if all are still valid."""
     head: BlockId
     """The block up to which everything has been read."""
 
@@ -130,6 +130,7 @@ class EventReader:
             self._store = LogStore(chain.log_file)
         self._is_loaded = self._store is None
         self._told = self._next - 1
+        """The newest block whose events were told; what is void above it was told to nobody."""
         self._unread: list[Event] = []
         self._void: int | None = None
 
@@ -156,9 +157,9 @@ class EventReader:
 
     def _tell(self, head: BlockId) -> Poll:
         poll = Poll(self._unread, self._void, head)
-        # Not the head: with confirmations, the head of a shorter chain may be below what was
-        # reported.
-        self._unread, self._void, self._told = [], None, self._next - 1
+        if self._unread:
+            self._told = self._unread[-1].block_number
+        self._unread, self._void = [], None
         return poll
 
     async def _read_on(self) -> BlockId:
@@ -261,7 +262,7 @@ class EventReader:
         self._unread = [event for event in self._unread if event.block_number <= number]
         self._next = number + 1
         if number < self._told:
-            self._void = number if self._void is None else min(self._void, number)
+            self._void = self._told = number
         if self._store is not None:
             self._store.rewind(number)
 

@@ -16,7 +16,7 @@ from muster.chain.view_events import Arguments, ChainTables, batches, runs, work
 from muster.chain.view_parts import BatchView, MemberView, StakeView, StreamItem
 from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Address, Hash32, RunId
-from muster.protocol.messages import Verdict
+from muster.protocol.messages import Verdict, file_hashes_in
 
 EVENT_MODULES = (workers, runs, batches)
 """Modules whose functions apply events."""
@@ -90,14 +90,10 @@ class ChainView(ChainTables):
         run = self.runs.get(run_id)
         return list(run.stream) if run else []
 
-    def slot_used(self, run_id: RunId, worker_id: int, step: int, index: int) -> bool:
-        """Return whether the slot has an outcome."""
-        return (run_id, worker_id, step, index) in self.slots
-
     def file_hashes(self, batch: BatchView) -> Iterator[bytes]:
         """Yield the file hashes of a batch that are on chain: of judged or direct submissions."""
         if batch.records is not None:
-            yield from (record.file_hash for record in batch.records)
+            yield from file_hashes_in(batch.records.data)
         elif batch.direct is not None:
             yield batch.direct.file_hash
 

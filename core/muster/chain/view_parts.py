@@ -6,9 +6,10 @@ These objects change while events are applied; only the view may change them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import overload
 
 from muster.chain.conversion import lenient_reason
 from muster.chain.structs import (
@@ -30,7 +31,14 @@ from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Address, BatchName, Hash32, PolicyVersion, RunId
 from muster.protocol.jury import is_same, is_unavailable, kind_of, prevailing
 from muster.protocol.merkle import merkle_multi_proof, merkle_proof, verify_batch_proof
-from muster.protocol.messages import OutcomeRecord, Reason, Submission, unpack_records
+from muster.protocol.messages import (
+    OutcomeRecord,
+    Reason,
+    Submission,
+    Verdict,
+    unpack_records,
+    verdicts_in,
+)
 from muster.protocol.schedule import batch_seed
 
 
@@ -276,10 +284,25 @@ class RunView:
     """Published policy versions, in order."""
     latest_version: PolicyVersion | None = None
     """The newest of them."""
-    stream: list[StreamItem] = field(default_factory=list)
-    """The training stream."""
+    judged: list[BatchView] = field(default_factory=list)
+    """Its batches with outcomes, in the order of these."""
     pauses: list[PauseView] = field(default_factory=list)
     """Every pause of slashing, oldest first."""
+    # The training stream as far as somebody asked for it, and the number of batches in it.
+    _stream: list[StreamItem] = field(default_factory=list, compare=False, repr=False)
+    _streamed: int = field(default=0, compare=False, repr=False)
+
+    @property
+    def stream(self) -> list[StreamItem]:
+        """The training stream: its records posted as Accepted, in chain order."""
+        # Here and not with the event: most runs are of others, and nobody asks for their streams.
+        for batch in self.judged[self._streamed :]:
+            for position, record in enumerate(batch.records or ()):
+                if record.verdict is Verdict.ACCEPTED:
+                    item = StreamItem(len(self._stream), batch.batch_id, position, record)
+                    self._stream.append(item)
+        self._streamed = len(self.judged)
+        return self._stream
 
     @property
     def slashing_paused_until(self) -> int:
@@ -363,7 +386,7 @@ class BatchView:
     """Signatures that were shown on chain, by records hash and validator."""
     shown_records: dict[Hash32, bytes] = field(default_factory=dict)
     """The records that were shown with them."""
-    records: Sequence[OutcomeRecord] | None = None
+    records: PostedRecords | None = None
     """Outcomes in batch order, once posted."""
     records_hash: Hash32 | None = None
     """Keccak-256 of the posted records, which validators signed."""
@@ -660,6 +683,54 @@ class CaseView:
 def split_signatures(joined: bytes) -> list[bytes]:
     """Return the 65-byte signatures of joined ones that the ledger accepted."""
     return [joined[i : i + 65] for i in range(0, len(joined), 65)]
+
+
+class PostedRecords(Sequence[OutcomeRecord]):
+    """A batch's outcome records as they were posted: bytes until somebody looks at all of them.
+
+    Anybody can own a run and post its outcomes; a process looks at those of its own run.
+    """
+
+    __slots__ = ("_parsed", "data")
+
+    def __init__(self, data: bytes) -> None:
+        """Raises EncodingError when the ledger cannot have accepted the bytes."""
+        if not data or len(data) % OutcomeRecord.SIZE:
+            raise EncodingError(f"{len(data)} bytes are no outcome records")
+        if not set(Verdict).issuperset(verdicts_in(data)):
+            raise EncodingError("a record has no known verdict")
+        self.data = data
+        self._parsed: list[OutcomeRecord] | None = None
+
+    def __len__(self) -> int:
+        return len(self.data) // OutcomeRecord.SIZE
+
+    @overload
+    def __getitem__(self, place: int) -> OutcomeRecord: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[OutcomeRecord]: ...
+
+    def __getitem__(self, place: int | slice) -> OutcomeRecord | list[OutcomeRecord]:
+        if self._parsed is not None or isinstance(place, slice):
+            return self.parsed()[place]
+        at = range(len(self))[place] * OutcomeRecord.SIZE
+        return unpack_leniently(self.data[at : at + OutcomeRecord.SIZE])[0]
+
+    def __iter__(self) -> Iterator[OutcomeRecord]:
+        return iter(self.parsed())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PostedRecords) and self.data == other.data
+
+    def __hash__(self) -> int:
+        return hash(self.data)
+
+    def parsed(self) -> list[OutcomeRecord]:
+        """Return all records; they are kept."""
+        if self._parsed is None:
+            self._parsed = unpack_leniently(self.data)
+        return self._parsed
 
 
 def unpack_leniently(data: bytes) -> list[OutcomeRecord]:

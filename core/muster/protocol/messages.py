@@ -6,7 +6,7 @@ these types; inside, nothing checks again.
 
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from operator import attrgetter
@@ -192,6 +192,10 @@ class HardwareReport(JsonMessage):
 
 
 _RECORD = struct.Struct(">IIII32sHIBB")
+_SLOT, _HASH_AT = struct.Struct(">III44x"), 16
+# Looked up much faster than an enumeration's member is made from its number.
+_VERDICTS = {int(verdict): verdict for verdict in Verdict}
+_REASONS = {int(reason): reason for reason in Reason}
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +269,29 @@ def unpack_records(data: bytes) -> list[OutcomeRecord]:
     size = OutcomeRecord.SIZE
     if not data or len(data) % size:
         raise EncodingError(f"{len(data)} bytes are not a whole number of {size}-byte records")
-    return [OutcomeRecord.from_bytes(data[i : i + size]) for i in range(0, len(data), size)]
+    with _parsing(OutcomeRecord.__name__):
+        return [
+            OutcomeRecord(*(*claim, _VERDICTS[verdict], _REASONS[reason]))
+            for *claim, verdict, reason in _RECORD.iter_unpack(data)
+        ]
+
+
+# Single fields of packed records that may be many, without an object for each.
+
+
+def slots_in(packed: bytes) -> Iterator[tuple[int, int, int]]:
+    """Return the worker, step and index of packed records."""
+    return _SLOT.iter_unpack(packed)
+
+
+def file_hashes_in(packed: bytes) -> Iterator[bytes]:
+    """Return the file hashes of packed records."""
+    return (packed[at : at + 32] for at in range(_HASH_AT, len(packed), OutcomeRecord.SIZE))
+
+
+def verdicts_in(packed: bytes) -> bytes:
+    """Return the verdicts of packed records, a byte each."""
+    return packed[OutcomeRecord.SIZE - 2 :: OutcomeRecord.SIZE]
 
 
 @dataclass(frozen=True, slots=True)

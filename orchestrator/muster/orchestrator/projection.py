@@ -291,6 +291,10 @@ class Projection:
         """Return the outcomes that name a file, of any worker, in chain order."""
         return self._judged.get(file_hash, ())
 
+    def slot_used(self, worker_id: int, step: int, index: int) -> bool:
+        """Return whether a worker's slot has an outcome."""
+        return (worker_id, step, index) in self._slots
+
     def batch_with_root(self, root: Hash32) -> BatchView | None:
         """Return the first batch of the run that was committed with this root."""
         batch_id = self._batch_of_root.get(root)
@@ -359,6 +363,7 @@ class Projection:
         """The validators' signatures of posted outcomes."""
         self._tallies = dict[int, VerdictTally]()
         self._judged = dict[Hash32, tuple[Judged, ...]]()
+        self._slots = set[tuple[int, int, int]]()
         self._unsettled = set[int]()
         self._batch_of_root = dict[Hash32, int]()
         self._judged_batches = self._streamed = 0
@@ -408,6 +413,7 @@ class Projection:
     def _add_outcome(self, batch_id: int, position: int, record: OutcomeRecord) -> None:
         judged = Judged(batch_id, position, record)
         self._judged[record.file_hash] = (*self._judged.get(record.file_hash, ()), judged)
+        self._slots.add((record.worker_id, record.step, record.index))
         self._posted_units[record.worker_id] += record.units
         self._by_worker[record.worker_id].append(judged)
         self._count(judged, record.verdict, record.reason)

@@ -215,6 +215,24 @@ async def test_reorganisation_rewinds_to_the_newest_block_that_stands(node: Fake
     assert (poll.rewound_to, owners(poll.events)) == (2, [7])
 
 
+@pytest.mark.parametrize(("depth", "rewound_to"), [(2, None), (3, 1)])
+async def test_reorganisation_that_takes_no_event_back_voids_nothing(
+    node: FakeNode, depth: int, rewound_to: int | None
+) -> None:
+    node.mine(deposit(1))
+    node.mine(deposit(2))
+    reader = EventReader(node)
+    await reader.poll()
+    for _ in range(2):
+        node.mine()
+        assert (await reader.poll()).rewound_to is None
+    node.reorganise(depth)
+    for owner in (7, 8, 9):
+        node.mine(deposit(owner))
+    poll = await reader.poll()
+    assert (poll.rewound_to, owners(poll.events)) == (rewound_to, [7, 8, 9])
+
+
 async def test_chain_that_got_shorter_rewinds_without_new_events(node: FakeNode) -> None:
     for owner in (1, 2, 3):
         node.mine(deposit(owner))

@@ -139,6 +139,21 @@ def test_batches_of_other_runs_do_not_count() -> None:
     assert fed.batch(1) is None
 
 
+def test_slot_is_used_by_any_outcome_of_the_run_until_it_is_taken_back() -> None:
+    fed, emit = projection()
+    feed(fed, events_of([[(verdict, 0)] for verdict in Verdict], emit))
+    # A worker's number, the step and the index: see `events_of`.
+    slots = [(1, 1, 0), (2, 1, 1), (3, 1, 2), (1, 1, 3)]
+    assert all(fed.slot_used(*slot) for slot in slots)
+    assert not any(fed.slot_used(*slot) for slot in [(1, 1, 1), (1, 2, 0), (2, 1, 0)])
+    other = [committed(emit, 5, keccak(b"other"), 1, run=RunId(2))]
+    feed(fed, [*other, posted(emit, 5, [record(9, Verdict.ACCEPTED)])])
+    assert not fed.slot_used(1, 1, 9)
+    fed.view.rewind(fed.view.events[-3].block_number - 1)
+    fed.rebuild()
+    assert [fed.slot_used(*slot) for slot in slots] == [True, True, True, False]
+
+
 def test_first_outcome_of_a_file_stands_when_it_was_judged_twice() -> None:
     fed, emit = projection()
     feed(

@@ -14,8 +14,11 @@ from muster.protocol.messages import (
     Submission,
     Ticket,
     Verdict,
+    file_hashes_in,
     pack_records,
+    slots_in,
     unpack_records,
+    verdicts_in,
 )
 
 uint32 = st.integers(0, 2**32 - 1)
@@ -110,6 +113,26 @@ def test_packed_records_survive_a_round_trip(batch: list[OutcomeRecord]) -> None
 def test_unpack_refuses_partial_records(size: int) -> None:
     with pytest.raises(EncodingError, match="whole number"):
         unpack_records(bytes(size))
+
+
+@pytest.mark.parametrize(("place", "known"), [(-1, 0), (-2, 1)])
+def test_unpack_refuses_an_unknown_reason_or_verdict(place: int, known: int) -> None:
+    packed = bytearray(pack_records([RECORD, RECORD]))
+    packed[place] = 99
+    with pytest.raises(EncodingError, match="malformed outcome record"):
+        unpack_records(bytes(packed))
+    packed[place] = known
+    assert len(unpack_records(bytes(packed))) == 2
+
+
+@given(st.lists(records, min_size=1, max_size=5))
+def test_single_fields_of_packed_records_are_those_of_the_records(
+    batch: list[OutcomeRecord],
+) -> None:
+    packed = pack_records(batch)
+    assert list(slots_in(packed)) == [(r.worker_id, r.step, r.index) for r in batch]
+    assert list(file_hashes_in(packed)) == [r.file_hash for r in batch]
+    assert list(verdicts_in(packed)) == [r.verdict for r in batch]
 
 
 @given(records, st.integers(0, 2**64 - 1), uint32)

@@ -3,11 +3,10 @@
 Each of a million outcomes stays in the 56 bytes that were posted, and is parsed when it is read.
 """
 
-from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +14,12 @@ from numpy.typing import NDArray
 from muster.chain import BatchView, Event, Offence, RunTerms, SlashState, SlashView
 from muster.chain.doubles import WITHHELD
 from muster.chain.structs import ZERO_ADDRESS
-from muster.chain.view_events.batches import record_outcomes
-from muster.chain.view_parts import split_signatures, unpack_leniently
+from muster.chain.view_parts import PostedRecords, split_signatures, unpack_leniently
 from muster.client.audit.contradictions import Contradiction, Kind
 from muster.client.chain_facts import HistoryView
-from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Address, Hash32, RunId
 from muster.protocol.jury import BENCH, BenchPlace
-from muster.protocol.messages import OutcomeRecord, Verdict
+from muster.protocol.messages import OutcomeRecord
 
 RECORD = np.dtype(
     [
@@ -40,41 +37,18 @@ RECORD = np.dtype(
 """An outcome record, as it is on chain."""
 
 
-class PackedRecords(Sequence[OutcomeRecord]):
-    """A batch's outcome records as they were posted; parsed one by one when looked at."""
+class PackedRecords(PostedRecords):
+    """A batch's outcome records as they were posted; parsed anew whenever they are looked at."""
 
-    __slots__ = ("data",)
-
-    def __init__(self, data: bytes) -> None:
-        """Raises EncodingError when the ledger cannot have accepted the bytes."""
-        self.data = data
-        if not data or len(data) % OutcomeRecord.SIZE:
-            raise EncodingError(f"{len(data)} bytes are no outcome records")
-        verdicts = self.columns()["verdict"]
-        if verdicts.min() < Verdict.ACCEPTED or verdicts.max() > Verdict.FRAUD:
-            raise EncodingError("a record has no known verdict")
+    __slots__ = ()
 
     def columns(self) -> NDArray[Any]:
         """Return the records as a structured array of type RECORD, without a copy."""
         return np.frombuffer(self.data, dtype=RECORD)
 
-    def __len__(self) -> int:
-        return len(self.data) // OutcomeRecord.SIZE
-
-    @overload
-    def __getitem__(self, place: int) -> OutcomeRecord: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> list[OutcomeRecord]: ...
-
-    def __getitem__(self, place: int | slice) -> OutcomeRecord | list[OutcomeRecord]:
-        if isinstance(place, slice):
-            return [self[i] for i in range(*place.indices(len(self)))]
-        at = range(len(self))[place] * OutcomeRecord.SIZE
-        return unpack_leniently(self.data[at : at + OutcomeRecord.SIZE])[0]
-
-    def __iter__(self) -> Iterator[OutcomeRecord]:
-        return iter(unpack_leniently(self.data))
+    def parsed(self) -> list[OutcomeRecord]:
+        """Return all records; they are not kept."""
+        return unpack_leniently(self.data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +92,8 @@ class Ledger(HistoryView):
     The events themselves are not kept, so it is never rewound: an audit reads a chain once.
     """
 
+    RECORDS = PackedRecords
+
     def __init__(self) -> None:
         self._at: tuple[int, int] | None = None
         super().__init__()
@@ -127,8 +103,6 @@ class Ledger(HistoryView):
         super().clear()
         self.disorder: list[Contradiction] = []
         """Events that do not follow from those before them."""
-        self.posted: list[int] = []
-        """Batches in the order in which their outcomes were posted."""
         self.seated_at: dict[tuple[RunId, Address], int] = {}
         """When each account first took a seat of a run."""
         self.draws: dict[Hash32, Draw] = {}
@@ -169,16 +143,6 @@ class Ledger(HistoryView):
         self._at = here
         self._take_in(event)
 
-    def file_hashes(self, batch: BatchView) -> Iterator[bytes]:
-        """Yield the file hashes of a batch without an object per record."""
-        records: object = batch.records
-        if not isinstance(records, PackedRecords):
-            yield from super().file_hashes(batch)
-            return
-        start = RECORD.fields["file_hash"][1] if RECORD.fields else 0
-        for at in range(start, len(records.data), OutcomeRecord.SIZE):
-            yield records.data[at : at + 32]
-
     def terms_of(self, batch: BatchView) -> RunTerms | None:
         """Return the terms under which a batch is paid, judged and slashed; None if not known."""
         run = self.runs.get(batch.run_id)
@@ -218,18 +182,7 @@ class Ledger(HistoryView):
     def _take_in(self, event: Event) -> None:
         for note in (self._note_batches, self._note_slashes, self._note_cases):
             note(event, event.args)
-        if event.name == "OutcomesPosted":
-            try:
-                self._outcomes_posted(event, event.args)
-            except (KeyError, EncodingError) as error:
-                self.contradict(event, f"refers to something unknown: {error}")
-            return
         super()._take_in(event)
-
-    def _outcomes_posted(self, event: Event, args: dict[str, Any]) -> None:
-        batch = record_outcomes(self, event, args, PackedRecords(args["records"]))
-        if batch is not None:
-            self.posted.append(batch.batch_id)
 
     # Facts that the base view does not keep. They are noted before the event is applied.
 

@@ -222,11 +222,10 @@ def stream_rows(ledger: Ledger, table: OutcomeTable, run_id: RunId) -> list[int]
     numbers = {batch.batch_id: number for number, batch in enumerate(table.batches)}
     accepted = table.records_N["verdict"] == Verdict.ACCEPTED
     rows: list[int] = []
-    for batch_id in ledger.posted:
-        number = numbers[batch_id]
-        if table.batches[number].run_id == run_id:
-            start, end = int(table.starts[number]), int(table.starts[number + 1])
-            rows += (start + np.flatnonzero(accepted[start:end])).tolist()
+    for batch in ledger.runs[run_id].judged:
+        number = numbers[batch.batch_id]
+        start, end = int(table.starts[number]), int(table.starts[number + 1])
+        rows += (start + np.flatnonzero(accepted[start:end])).tolist()
     return rows
 
 

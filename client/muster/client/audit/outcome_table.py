@@ -15,7 +15,7 @@ from muster.client.audit.contradictions import Contradiction, Kind, at_outcomes
 from muster.client.audit.ledger import RECORD, Ledger, PackedRecords
 from muster.protocol.encoding import address_bytes, keccak
 from muster.protocol.ids import Address, Hash32, RunId
-from muster.protocol.messages import OutcomeRecord, Submission, Verdict, pack_records
+from muster.protocol.messages import OutcomeRecord, Submission, Verdict
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,12 +86,7 @@ def at_row(table: OutcomeTable, row: int, kind: Kind, detail: str) -> Contradict
 
 def packed(batch: BatchView) -> bytes:
     """Return a judged batch's records as posted."""
-    records = batch.records
-    # The audit's ledger keeps records packed; other views keep objects.
-    packed_records: object = records
-    if isinstance(packed_records, PackedRecords):
-        return packed_records.data
-    return pack_records(list(records or ()))
+    return batch.records.data if batch.records else b""
 
 
 def tabulate(view: Ledger, *, only: Collection[int] | None = None) -> OutcomeTable:

@@ -3,13 +3,14 @@
 This module has the tables that events fill and queries read.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 from muster.chain.abi import Event
 from muster.chain.view_parts import (
     BatchView,
     CaseView,
     PaymentView,
+    PostedRecords,
     RunView,
     SlashView,
     StakeView,
@@ -24,6 +25,9 @@ Arguments = dict[str, Any]
 
 class ChainTables:
     """The state that events lead to, and the events that contradict earlier ones."""
+
+    RECORDS: ClassVar[type[PostedRecords]] = PostedRecords
+    """The class that holds a batch's records."""
 
     def __init__(self) -> None:
         self.clear()
@@ -59,8 +63,6 @@ class ChainTables:
         """Events that contradict earlier ones."""
         self.slash_by_id: dict[Hash32, SlashView] = {}
         """By escrow id."""
-        self.slots: set[tuple[int, int, int, int]] = set()
-        """Slots with an outcome: run, worker, step, index."""
 
     def contradict(self, event: Event, problem: str) -> None:
         """Record that an event contradicts earlier ones."""

@@ -2,8 +2,6 @@
 before a jury, from the first claim to fees and fines.
 """
 
-from collections.abc import Sequence
-
 from muster.chain.abi import Event
 from muster.chain.structs import ZERO_ADDRESS, BatchStatus, CaseStatus
 from muster.chain.view_events import Arguments, ChainTables
@@ -12,13 +10,10 @@ from muster.chain.view_parts import (
     CaseView,
     ClaimView,
     SlashState,
-    StreamItem,
     split_signatures,
-    unpack_leniently,
 )
 from muster.protocol.encoding import keccak
 from muster.protocol.ids import RunId
-from muster.protocol.messages import OutcomeRecord, Verdict
 
 
 def on_batch_committed(view: ChainTables, event: Event, args: Arguments) -> None:
@@ -85,27 +80,12 @@ def on_batch_voided(view: ChainTables, event: Event, args: Arguments) -> None:
 
 
 def on_outcomes_posted(view: ChainTables, event: Event, args: Arguments) -> None:
-    records = unpack_leniently(args["records"])
-    batch = record_outcomes(view, event, args, records)
-    if batch is None:
-        return
-    run = view.runs[batch.run_id]
-    for position, record in enumerate(records):
-        view.slots.add((batch.run_id, record.worker_id, record.step, record.index))
-        if record.verdict is Verdict.ACCEPTED:
-            item = StreamItem(len(run.stream), batch.batch_id, position, record)
-            run.stream.append(item)
-
-
-def record_outcomes(
-    view: ChainTables, event: Event, args: Arguments, records: Sequence[OutcomeRecord]
-) -> BatchView | None:
-    """Return the batch with the outcomes that an event posts; None if it already had outcomes."""
-    batch = view.batches[args["batch_id"]]
+    batch, records = view.batches[args["batch_id"]], view.RECORDS(args["records"])
     view.expect(event, "records", batch.count, len(records))
     if batch.records is not None:
         view.contradict(event, f"batch {batch.batch_id} has outcomes already")
-        return None
+        return
+    run = view.runs[batch.run_id]
     batch.records = records
     batch.status = BatchStatus.JUDGED
     batch.records_hash = keccak(args["records"])
@@ -116,8 +96,8 @@ def record_outcomes(
     batch.posted_block = event.block_number
     batch.posted_beacon = event.block_hash
     batch.posted_tx = event.tx_hash
-    batch.validators = tuple(view.runs[batch.run_id].validators)
-    return batch
+    batch.validators = tuple(run.validators)
+    run.judged.append(batch)
 
 
 def on_fraud_executed(view: ChainTables, event: Event, args: Arguments) -> None:

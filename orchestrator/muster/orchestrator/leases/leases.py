@@ -330,7 +330,7 @@ class Leases:
         projection = self.projection
 
         def is_used(step: int, index: int) -> bool:
-            return projection.view.slot_used(projection.run_id, worker.worker_id, step, index)
+            return projection.slot_used(worker.worker_id, step, index)
 
         def judged(past: Past, file_hash: Hash32) -> Judged | None:
             return projection.judged((worker.address, past.step, past.index), file_hash)
@@ -452,7 +452,7 @@ class Leases:
         def is_free(index: int) -> bool:
             # Some slots were used on chain without this database: direct submissions, or before it
             # was lost.
-            is_used = self.projection.view.slot_used(run_id, worker.worker_id, step, index)
+            is_used = self.projection.slot_used(worker.worker_id, step, index)
             return index not in used and not is_used
 
         for first in count(0, INDEX_BLOCK):

@@ -1,8 +1,11 @@
+import gc
+
 import pytest
 from chain_fakes import History
 from chain_histories import (
     ACCEPTED,
     CLAIMANT,
+    COMMITTED,
     CONFIG,
     FRAUD_FOUND,
     LEAF,
@@ -28,7 +31,7 @@ from chain_histories import (
 )
 from hypothesis import given, strategies as st
 
-from muster.chain import Batch, BatchStatus, LeasedWork
+from muster.chain import Batch, BatchStatus, LeasedWork, StreamItem
 from muster.chain.conversion import lenient_reason
 from muster.chain.structs import ZERO_ADDRESS
 from muster.chain.view_parts import unpack_leniently
@@ -37,7 +40,14 @@ from muster.protocol.errors import EncodingError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId, Step
 from muster.protocol.jury import Ruling, summons_of
 from muster.protocol.merkle import merkle_root, verify_merkle_proof
-from muster.protocol.messages import Reason, Submission, Ticket, Verdict, pack_records
+from muster.protocol.messages import (
+    OutcomeRecord,
+    Reason,
+    Submission,
+    Ticket,
+    Verdict,
+    pack_records,
+)
 
 
 def test_batch_has_no_outcomes_until_posted() -> None:
@@ -49,7 +59,7 @@ def test_batch_has_no_outcomes_until_posted() -> None:
 def test_posted_batch_holds_everything_an_auditor_needs(history: History) -> None:
     post(history, 1, RECORDS)
     batch = viewed(history).batches[1]
-    assert batch.records == RECORDS
+    assert list(batch.records or ()) == RECORDS
     assert batch.records_hash == keccak(pack_records(RECORDS))
     assert batch.signatures == [b"a" * 65, b"b" * 65]
     assert batch.outcomes_root == keccak(b"outcomes")
@@ -225,20 +235,46 @@ def test_training_stream_is_the_callers_own() -> None:
     assert len(view.training_stream(RUN)) == 1
 
 
-@pytest.mark.parametrize(
-    ("slot", "used"),
-    [
-        ((1, 1, 0), True),
-        ((2, 1, 0), True),
-        ((1, 1, 1), True),
-        ((1, 1, 2), False),
-        ((1, 2, 0), False),
-    ],
-)
-def test_slot_is_used_by_any_outcome(slot: tuple[int, int, int], used: bool) -> None:
-    view = viewed(full())
-    assert view.slot_used(RUN, *slot) is used
-    assert not view.slot_used(RunId(2), *slot)
+def held_records() -> int:
+    return sum(type(each) is OutcomeRecord for each in gc.get_objects())
+
+
+def test_outcomes_are_bytes_until_somebody_reads_their_run(history: History) -> None:
+    history.add("RunCreated", run_id=2, owner=CLAIMANT, config=CONFIG)
+    history.add("BatchCommitted", batch_id=2, run_id=2, **{**COMMITTED, "count": 64})
+    post(history, 2, [outcome(1, 9)] * 64)
+    post(history, 1, RECORDS)
+    before, view = held_records(), viewed(history)
+    assert (held_records() - before, len(view.batches[2].records or ())) == (0, 64)
+    assert view.batches[2].records[63] == outcome(1, 9)  # type: ignore[index]
+    assert [item.record for item in view.training_stream(RUN)] == RECORDS[:1]
+    assert list(view.batches[1].records or ()) == RECORDS
+    assert held_records() - before == len(RECORDS)
+    view.rewind(history.events[-2].block_number)
+    assert (held_records() - before, view.training_stream(RUN)) == (0, [])
+
+
+def test_training_stream_goes_on_where_it_was_read(history: History) -> None:
+    post(history, 1, RECORDS)
+    view = viewed(history)
+    stream = view.runs[RUN].stream
+    read = list(stream)
+    commit(history, 2, 1)
+    post(history, 2, [outcome(1, 5)])
+    for event in history.events:
+        view.apply(event)
+    assert view.runs[RUN].stream is stream
+    assert stream[:1] == read
+    assert stream[1:] == [StreamItem(1, 2, 0, outcome(1, 5))]
+
+
+@pytest.mark.parametrize("data", [b"", bytes(55), bytes(56), b"\xff" * 56])
+def test_what_the_ledger_cannot_have_accepted_is_no_outcome(history: History, data: bytes) -> None:
+    post(history, 1, RECORDS)
+    history.events[-1].args["records"] = data
+    view = viewed(history)
+    assert (view.batches[1].records, view.training_stream(RUN)) == (None, [])
+    assert len(view.contradictions) == 1
 
 
 def test_reason_unknown_to_us_keeps_the_records_bytes() -> None:

@@ -128,7 +128,8 @@ def a_batch(batch_id: int, found: list[OutcomeRecord], **changes: Any) -> chain.
         **{"units": sum(r.units for r in found), "price_per_unit": 10**15, "committed_at": 100},
         **{"terms": 1, "signers": 1},
         **{"block_number": 10 * batch_id, "tx_hash": "0xc", "posted_at": 120 + batch_id},
-        **{"posted_block": 10 * batch_id + 1, "posted_tx": "0xp", "records": found},
+        **{"posted_block": 10 * batch_id + 1, "posted_tx": "0xp"},
+        "records": PackedRecords(pack_records(found)) if found else None,
     }
     return chain.BatchView(**{**values, **changes})
 
@@ -625,7 +626,7 @@ def traced(*published: Manifest, shown: set[int] | None = None, level: int | Non
     found = [a_record(i, file_hash=keccak(b"%d" % (i % 7))) for i in range(8)]
     batch = a_batch(1, found, block_number=2, posted_block=3)
     ledger.batches[1] = batch
-    ledger.posted.append(1)
+    ledger.runs[RUN].judged.append(batch)
     by_root: dict[Hash32, bytes] = {}
     for place, each in enumerate(published):
         root = keccak(each.to_bytes())
@@ -688,5 +689,5 @@ def test_a_version_without_its_manifest_has_no_lineage() -> None:
 def test_the_stream_is_in_the_order_of_posting() -> None:
     ledger = Ledger()
     ledger.batches = {1: a_batch(1, [a_record(1)]), 2: a_batch(2, [a_record(2), a_record(3)])}
-    ledger.posted = [2, 1]
+    ledger.runs[RUN] = SimpleNamespace(judged=[ledger.batches[2], ledger.batches[1]])  # type: ignore[assignment]
     assert stream_rows(ledger, tabulate(ledger), RUN) == [1, 2, 0]

@@ -17,7 +17,7 @@ from muster.client.audit import calls
 from muster.client.audit.calls import RunCalls, SigningGround, check_statements
 from muster.client.audit.contradictions import Kind
 from muster.client.audit.evidence import EvidenceFolders
-from muster.client.audit.ledger import Ledger
+from muster.client.audit.ledger import Ledger, PackedRecords
 from muster.client.audit.outcome_table import tabulate
 from muster.protocol import schedule
 from muster.protocol.eip712 import Domain, address_of, digest, sign
@@ -45,7 +45,7 @@ def a_batch(
     record = OutcomeRecord(
         1, Step(1), batch_id, PolicyVersion(0), keccak(b"file"), 8, 100, verdict, reason
     )
-    order = order_of(batch_id)
+    order, packed = order_of(batch_id), pack_records([record])
     values: dict[str, Any] = {
         **{"batch_id": batch_id, "run_id": RUN, "root": keccak(b"root"), "count": 1, "units": 100},
         **{
@@ -56,7 +56,7 @@ def a_batch(
             "tx_hash": "0xc",
         },
         **{"beacon": keccak(b"block %d" % batch_id), "seated": BENCH, "validators": BENCH},
-        **{"records": [record], "records_hash": keccak(pack_records([record]))},
+        **{"records": PackedRecords(packed), "records_hash": keccak(packed)},
         **{"signers": sum(SEATS[order[place]] for place in places), "posted_at": at + after_s},
         **{"posted_block": batch_id + 1, "posted_tx": "0xp"},
     }

@@ -122,7 +122,8 @@ def post(
 ) -> None:
     """Post the outcomes of a batch that the orchestrator shows."""
     desk.asked.batches[number] = [entry]
-    desk.view.batches[number] = make_batch(number, [OTHER] * len(records), Counted(records))
+    desk.view.batches[number] = make_batch(number, [OTHER] * len(records), [*records])
+    desk.view.batches[number].records = Counted(records)  # type: ignore[assignment]
     accepted = [each for each in records if each.verdict is Verdict.ACCEPTED]
     stream = desk.view.runs[RUN].stream
     stream.extend(StreamItem(len(stream), number, 0, record) for record in accepted)
