@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from muster.lifecycle import free_port
 from muster.protocol.encoding import keccak
@@ -198,6 +199,7 @@ VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
     "bfloat16": (5, {"compute_dtype": "bfloat16"}),
     "recomputed": (5, {"recomputed": "full"}),
     "an adapter": (5, {"rank": 4, "recomputed": "host"}),
+    "an adapter in bfloat16": (5, {"rank": 4, "compute_dtype": "bfloat16"}),
     "a ratio per sample": (5, {"loss": "gspo", "aggregation": "sequence"}),
     "a sequence's correction": (5, {"decoupled": True, "correction_level": "sequence"}),
 }
@@ -222,6 +224,20 @@ def gradients(team: Team | None, folder: Path) -> Any:
         job.save(version)
         job.checkpoints.close()
         found[name] = _plain(figures)
+    return found
+
+
+def holds(team: Team | None, folder: Path) -> Any:
+    """Bytes of a number of this rank's weights that are trained, and of all others: an adapter over
+    a base in bfloat16.
+    """
+    job = Job(team, folder, **VARIANTS["an adapter in bfloat16"][1])
+    job.learner.step(Step(1), groups(5, 2))
+    found: dict[str, list[int]] = {"trained": [], "others": []}
+    for weight in job.learner.model.parameters():
+        own = weight.to_local() if isinstance(weight, DTensor) else weight
+        found["trained" if weight.requires_grad else "others"].append(own.itemsize)
+    job.checkpoints.close()
     return found
 
 

@@ -24,9 +24,9 @@ WAYS = ((1, 1), (2, 1), (4, 1), (2, 2), (4, 2), (4, 4))
 """Ranks, and how many of them share rows."""
 LABELS = [label(*way) for way in WAYS]
 SEVERAL = LABELS[1:]
-COMPUTED = [
-    (label(*way), name) for way in WAYS[1:] for name in variants(*way) if name != "bfloat16"
-]
+SHORT = {"bfloat16": "more groups than ranks", "an adapter in bfloat16": "an adapter"}
+"""Variants that compute in bfloat16, and those that compute the same in float32."""
+COMPUTED = [(label(*way), name) for way in WAYS[1:] for name in variants(*way) if name not in SHORT]
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,8 @@ def results(ranks: IO[bytes], tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["gradients", "tunes", "breaks", *["saves"] * (label(*way) in SAVED)], *way)
         for way in WAYS
     ]
-    plan[1][0].append("rolls_back")
+    plan[0][0].append("holds")
+    plan[1][0].extend(["holds", "rolls_back"])
     plan += [(["resumes"], *way) for way in WAYS if label(*way) in SAVED]
     ranks.write(Order(str(folder), plan).line())
     codes, errors = asyncio.run(_ended(folder, 480))
@@ -114,7 +115,7 @@ def test_gradient_does_not_depend_on_micro_batches(results: Path) -> None:
 def test_figures_are_those_of_one_process(results: Path, size: str) -> None:
     one, many = _load(results, "gradients", "1"), _load(results, "gradients", size)
     for variant in many:
-        tolerance = 5e-2 if variant == "bfloat16" else 2e-6
+        tolerance = 5e-2 if variant in SHORT else 2e-6
         assert many[variant] == pytest.approx(one[variant], rel=tolerance, abs=1e-6), variant
 
 
@@ -131,12 +132,19 @@ def test_fillers_of_ranks_without_work_count_for_nothing(results: Path) -> None:
     assert four["samples"] == one["samples"]
 
 
+@pytest.mark.parametrize("variant", SHORT)
 @pytest.mark.parametrize("size", LABELS[:-2])
-def test_bfloat16_is_close_to_float32(results: Path, size: str) -> None:
-    full = _gradient(results, "1", "more groups than ranks")
-    short = _gradient(results, size, "bfloat16")
+def test_bfloat16_is_close_to_float32(results: Path, size: str, variant: str) -> None:
+    full = _gradient(results, "1", SHORT[variant])
+    short = _gradient(results, size, variant)
     assert float((short - full).norm() / full.norm()) < 0.05
     assert short.dtype == torch.float32
+
+
+@pytest.mark.parametrize("size", ["1", "2"])
+def test_adapted_base_is_held_in_the_compute_format(results: Path, size: str) -> None:
+    held = _load(results, "holds", size)
+    assert (set(held["trained"]), set(held["others"])) == ({4}, {2})
 
 
 @pytest.mark.parametrize("size", SEVERAL)

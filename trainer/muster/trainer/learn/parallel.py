@@ -337,14 +337,18 @@ def _is_about_peers(error: RuntimeError) -> bool:
 def shard(model: Any, team: Team, compute_dtype: torch.dtype) -> Any:
     """Shard a model's parameters over the ranks, block by block, in place; returns it.
 
-    Parameters stay float32 and are gathered in `compute_dtype`; gradients are summed in float32,
-    not averaged, because the loss is normalised by counts over all ranks.
+    What is trained stays float32 and is gathered in `compute_dtype`, in which all else is held.
+    Gradients are summed in float32, not averaged, because the loss is normalised by counts over all
+    ranks.
     """
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     options: dict[str, Any] = {"mesh": team.mesh, "mp_policy": policy}
-    for block in blocks(model):
-        fully_shard(block, **options)
-    fully_shard(model, **options)
+    # Part by part: until then ranks other than 0 have no memory behind their weights.
+    for part in (*blocks(model), model):
+        for weight in part.parameters():
+            if not weight.requires_grad and weight.dtype != compute_dtype:
+                weight.data = weight.data.to(compute_dtype)
+        fully_shard(part, **options)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
