@@ -3,8 +3,9 @@
     blocks, logs, receipts, code, views     most must say the same; an endpoint that says something
                                             else is named and left alone for a while
     the newest block                        the newest that most of them have
-    an account's nonce, the market's fees   the middle one: an endpoint may lag, or say too much
-    gas estimates, a pool's content         the first that answers
+    nonces, the market's fees, gas          the middle one, unless most refuse: an endpoint may lag,
+                                            or say too much
+    a pool's content                        the first that answers
     a transaction to send                   goes to all, and is refused only if all refuse it: a
                                             silent endpoint may have taken it
 
@@ -18,7 +19,8 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Collection, Sequence
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from muster.chain.outgoing import refusal_of
@@ -39,13 +41,8 @@ _GRACE_S = 2.0
 """Seconds to wait for slower endpoints when enough have answered."""
 _TAGS = frozenset({"latest", "pending", "safe", "finalized"})
 _MIDDLE = frozenset({"eth_getTransactionCount", "eth_gasPrice", "eth_maxPriorityFeePerGas"})
-_ANY = frozenset(
-    {
-        "eth_estimateGas",
-        "eth_feeHistory",
-        "eth_getTransactionByHash",
-    }
-)
+_EXTRAS = ("blockTimestamp", "effectiveGasPrice", "l1Fee")
+"""Members of logs and receipts that not every honest endpoint gives: they decide no vote."""
 
 
 class _Endpoint:
@@ -60,10 +57,11 @@ class _Endpoint:
         return now >= self._aside_until
 
     async def has_reached(self, block: str) -> bool:
-        """Return whether the endpoint has a block of this number; no answer counts as no."""
+        """Return whether the endpoint has a block of this number; no prompt answer counts as no."""
         try:
-            return from_hex(await self.rpc.call("eth_blockNumber")) >= from_hex(block)
-        except (ChainUnreachable, RpcError):
+            async with asyncio.timeout(_GRACE_S):
+                return from_hex(await self.rpc.call("eth_blockNumber")) >= from_hex(block)
+        except (ChainUnreachable, RpcError, TimeoutError):
             return False
 
     def answered(self) -> None:
@@ -163,40 +161,46 @@ class QuorumRpc(Rpc):
     # --------------------------------------------------------------------- agree
 
     async def _agreed(self, call: Call, said: dict[_Endpoint, Any]) -> Any:
-        method, params = call
+        (method, params), outcomes = call, list(said.values())
         if method == SEND:
-            return min(said.values(), key=_finality)
-        if method in _ANY:
-            return _first(list(said.values()))
+            return min(outcomes, key=_finality)
+        if method == "eth_getTransactionByHash":
+            return _first(outcomes)
+        if method == "eth_estimateGas":
+            # Too little gas is paid for nothing, too much is not paid.
+            return _middle(outcomes, of_two=max)
         if method in _MIDDLE:
-            return _middle(list(said.values()))
+            return _middle(outcomes, of_two=min)
         if method == "eth_blockNumber":
-            return self._newest(list(said.values()), from_hex)
+            return self._newest(outcomes)
         if _TAGS.isdisjoint(p for p in params if isinstance(p, str)):
             return await self._vote(call, said)
-        if len({_essence(method, outcome) for outcome in said.values()}) == 1:
-            return next(iter(said.values()))
+        essence = partial(_text, _essential, method)
+        if len(set(map(essence, outcomes))) == 1:
+            return outcomes[0]
         # The endpoints may simply be at different blocks.
         if method == "eth_getBlockByNumber":
-            known = [block for block in said.values() if isinstance(block, dict)]
-            head = self._newest(known, lambda block: from_hex(block["number"])) if known else None
-            return head and await self.call(method, head["number"], *params[1:])
+            head = self._newest([o.get("number") for o in outcomes if isinstance(o, dict)])
+            return head and await self.call(method, head, *params[1:])
         head = await self.call("eth_blockNumber")
         return (await self.try_batch([(method, [*params[:-1], head])]))[0]
 
     async def _vote(self, call: Call, said: dict[_Endpoint, Any]) -> Any:
         method, needed = call[0], min(self._most, len(said))
-        if method == "eth_getLogs" and len({_essence(method, o) for o in said.values()}) > 1:
+        essence = partial(_text, _essential, method)
+        if method == "eth_getLogs" and len(set(map(essence, said.values()))) > 1:
             # Nodes answer with the blocks that they have, even if some of the range are missing.
             last = call[1][0]["toBlock"]
             said = {each: o for each, o in said.items() if await each.has_reached(last)} or said
-        votes: dict[str, list[_Endpoint]] = {}
-        for each, outcome in said.items():
-            votes.setdefault(_essence(method, outcome), []).append(each)
-        winners = max(votes.values(), key=len)
+        winners = _largest(said, essence)
         if len(winners) < needed:
             return self._undecided(method, said)
-        outcome = said[winners[0]]
+        extras = partial(_text, _extras, method)
+        alike = _largest({each: said[each] for each in winners}, extras)
+        outcome = said[alike[0]]
+        if len(alike) < needed:
+            for entry, name in product(_entries(method, outcome), _EXTRAS):
+                entry.pop(name, None)
         for each, other in said.items():
             # An endpoint without a result, or with a refusal, may be lagging or allow less.
             known = outcome is not None and other is not None and not isinstance(other, RpcError)
@@ -217,12 +221,10 @@ class QuorumRpc(Rpc):
             hint="give a third RPC endpoint with --rpc: the majority decides",
         )
 
-    def _newest(self, outcomes: list[Any], number: Callable[[Any], int]) -> Any:
-        """Return the newest block that most of the endpoints have reached."""
-        known = sorted((o for o in outcomes if not isinstance(o, RpcError)), key=number)
-        if not known:
-            return outcomes[0]
-        return known[-min(self._most, len(known))]
+    def _newest(self, numbers: list[Any]) -> Any:
+        """Return the newest block that most endpoints have reached; without any, what one said."""
+        known = sorted(filter(is_quantity, numbers), key=from_hex)
+        return known[-min(self._most, len(known))] if known else next(iter(numbers), None)
 
 
 def open_rpc(urls: str | Sequence[str], *, timeout_s: float = 10.0) -> Rpc:
@@ -246,21 +248,55 @@ def _finality(outcome: Any) -> int:
     return refusal_of(outcome).value if isinstance(outcome, RpcError) else 0
 
 
-def _middle(outcomes: list[Any]) -> Any:
-    """Return the middle one of the outcomes that are numbers, else the first."""
+def _middle(outcomes: list[Any], *, of_two: Callable[..., str]) -> Any:
+    """Return the middle one of the outcomes that are numbers, or what most refusals say if most are
+    refusals; `of_two` chooses between the two in the middle.
+    """
+    refusals = [o for o in outcomes if isinstance(o, RpcError)]
+    if 2 * len(refusals) > len(outcomes):
+        return max(refusals, key=lambda refusal: sum(refusal.data == o.data for o in refusals))
     known = sorted(filter(is_quantity, outcomes), key=from_hex)
-    return known[(len(known) - 1) // 2] if known else outcomes[0]
+    if not known:
+        return outcomes[0]
+    return of_two(known[(len(known) - 1) // 2], known[len(known) // 2], key=from_hex)
 
 
-def _essence(method: str, outcome: Any) -> str:
-    """Return the part of an outcome in which honest endpoints agree, as text."""
+def _largest(said: dict[_Endpoint, Any], key: Callable[[Any], str]) -> list[_Endpoint]:
+    """Return the endpoints of the largest group whose outcomes have the same key."""
+    groups: dict[str, list[_Endpoint]] = {}
+    for each, outcome in said.items():
+        groups.setdefault(key(outcome), []).append(each)
+    return max(groups.values(), key=len)
+
+
+def _text(part: Callable[[str, Any], Any], method: str, outcome: Any) -> str:
+    """Return a part of an outcome as text; a malformed outcome has one that no other has."""
     try:
-        return json.dumps(_essential(method, outcome), sort_keys=True)
-    except (KeyError, TypeError, AttributeError):
-        return f"malformed: {outcome!r}"
+        return json.dumps(part(method, outcome), sort_keys=True)
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
+        return f"malformed: {id(outcome)}"
+
+
+def _extras(method: str, outcome: Any) -> list[list[Any]]:
+    """Return the members that decide no vote."""
+    return [[each.get(name) for name in _EXTRAS] for each in _entries(method, outcome)]
+
+
+def _entries(method: str, outcome: Any) -> list[dict[str, Any]]:
+    """Return the logs and receipts of an outcome that is not malformed."""
+    if outcome is None or isinstance(outcome, RpcError):
+        return []
+    if method == "eth_getLogs":
+        return list(outcome)
+    receipts = {"eth_getTransactionReceipt": [outcome], "eth_getBlockReceipts": outcome}
+    of_method = receipts.get(method, [])
+    return [*of_method, *(log for receipt in of_method for log in receipt["logs"])]
 
 
 def _essential(method: str, outcome: Any) -> Any:
+    """Return all that Muster reads of an outcome but the extras: what is left out, one endpoint
+    could change.
+    """
     if isinstance(outcome, RpcError):
         return ["error", outcome.data.hex()]
     if outcome is None:
@@ -268,7 +304,9 @@ def _essential(method: str, outcome: Any) -> Any:
     if method == "eth_getLogs":
         return sorted(_of_log(log) for log in outcome)
     if method in ("eth_getBlockByNumber", "eth_getBlockByHash"):
-        return [outcome[name] for name in ("hash", "number", "parentHash", "timestamp")]
+        place = [outcome[name] for name in ("hash", "number", "parentHash", "timestamp")]
+        # Of blocks before fees were burnt, some clients say nothing and some 0.
+        return [*place, int(outcome.get("baseFeePerGas") or "0x0", 16), outcome.get("logsBloom")]
     if method == "eth_getTransactionReceipt":
         return _of_receipt(outcome)
     if method == "eth_getBlockReceipts":
@@ -277,13 +315,13 @@ def _essential(method: str, outcome: Any) -> Any:
 
 
 def _of_log(log: dict[str, Any]) -> list[Any]:
-    place = [log["blockHash"], log["logIndex"], log["transactionHash"]]
+    place = [log[name] for name in ("blockHash", "blockNumber", "logIndex", "transactionHash")]
     return [*place, log["address"].lower(), log["topics"], log["data"]]
 
 
 def _of_receipt(receipt: dict[str, Any]) -> list[Any]:
-    place = [receipt[name] for name in ("transactionHash", "blockHash", "status")]
-    return [*place, [_of_log(log) for log in receipt["logs"]]]
+    names = ("transactionHash", "blockHash", "blockNumber", "status", "gasUsed")
+    return [[receipt.get(name) for name in names], [_of_log(log) for log in receipt["logs"]]]
 
 
 def _now() -> float:

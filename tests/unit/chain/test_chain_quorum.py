@@ -2,15 +2,23 @@
 
 import asyncio
 import copy
+import json
 from typing import Any
 
 import pytest
 from chain_fakes import DEPLOYMENT, FakeNode, address, deposit, owners
 
 from muster.chain import Deployment, EventReader
+from muster.chain.providers import Post
 from muster.chain.quorum import QuorumRpc, open_rpc
 from muster.chain.rpc import Rpc
 from muster.protocol.errors import ChainInconsistent, ChainUnreachable, ConfigError, RpcError
+
+PLACE = {
+    **{"removed": False},
+    **dict.fromkeys(("blockNumber", "blockHash", "logIndex", "transactionHash"), "0x1"),
+}
+"""Members of a log that say where it is."""
 
 
 class Nodes:
@@ -88,6 +96,25 @@ async def test_two_that_contradict_each_other_are_both_named() -> None:
         await nodes.owners()
 
 
+async def test_liar_that_does_not_say_how_far_it_is_holds_up_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("muster.chain.quorum._GRACE_S", 0.0)
+    nodes = Nodes(3)
+    answering(nodes[1], "eth_getLogs", [])
+
+    async def post(body: bytes) -> bytes:
+        if b"eth_blockNumber" in body:
+            await asyncio.Event().wait()
+        return await nodes[1](body)
+
+    posts: list[Post] = [nodes[0], post, nodes[2]]
+    nodes.rpc = QuorumRpc([Rpc(f"http://node{i}", post=post) for i, post in enumerate(posts)])
+    began = asyncio.get_running_loop().time()
+    assert await nodes.owners() == [1, 2, 3, 4]
+    assert asyncio.get_running_loop().time() - began < 5.0
+
+
 async def test_block_that_only_one_has_is_no_head() -> None:
     nodes = Nodes(3)
     nodes[0].mine(deposit(9))
@@ -146,6 +173,156 @@ async def test_of_two_fees_the_lower_counts_and_one_suffices() -> None:
     assert await nodes.rpc.call("eth_maxPriorityFeePerGas") == "0x9"
     answering(nodes[1], "eth_maxPriorityFeePerGas", RpcError("no such method", code=-32601))
     assert int(await nodes.rpc.call("eth_maxPriorityFeePerGas"), 16) == 1000 * 10**9
+
+
+@pytest.mark.parametrize("hostile", [0, 1, 2])
+@pytest.mark.parametrize("gas", [21_000, 30_000_000])
+async def test_gas_is_the_middle_estimate(hostile: int, gas: int) -> None:
+    nodes = Nodes(3)
+    for node, estimate in zip(nodes.all, (100_000, 100_001, 100_002), strict=True):
+        answering(node, "eth_estimateGas", hex(estimate))
+    answering(nodes[hostile], "eth_estimateGas", hex(gas))
+    assert 100_000 <= int(await nodes.rpc.call("eth_estimateGas", {}, "pending"), 16) <= 100_002
+
+
+@pytest.mark.parametrize("hostile", [0, 1, 2])
+@pytest.mark.parametrize("lie", ["0x5208", RpcError("busy", code=-32005)])
+async def test_what_most_refuse_is_refused(hostile: int, lie: Any) -> None:
+    nodes = Nodes(3)
+    for node in nodes.all:
+        answering(node, "eth_estimateGas", RpcError("reverted", code=3, data=b"\1\2\3\4"))
+    answering(nodes[hostile], "eth_estimateGas", lie)
+    with pytest.raises(RpcError) as caught:
+        await nodes.rpc.call("eth_estimateGas", {}, "pending")
+    assert caught.value.data == b"\1\2\3\4"
+
+
+async def test_of_two_estimates_the_higher_counts_whoever_else_refuses() -> None:
+    nodes = Nodes(3)
+    answering(nodes[0], "eth_estimateGas", RpcError("reverted", code=3))
+    answering(nodes[1], "eth_estimateGas", hex(21_000))
+    answering(nodes[2], "eth_estimateGas", hex(100_000))
+    assert int(await nodes.rpc.call("eth_estimateGas", {}, "pending"), 16) == 100_000
+
+
+async def test_tip_that_only_one_names_is_not_paid() -> None:
+    nodes = Nodes(3)
+    answering(nodes[0], "eth_maxPriorityFeePerGas", hex(1000 * 10**9))
+    with pytest.raises(RpcError, match="method not found"):
+        await nodes.rpc.call("eth_maxPriorityFeePerGas")
+
+
+# ------------------------------------------------------- lies beside a right hash
+
+
+@pytest.mark.parametrize("hostile", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("name", "lie"),
+    [
+        ("baseFeePerGas", hex(10**12)),
+        ("baseFeePerGas", "0x0"),
+        ("baseFeePerGas", "much"),
+        ("logsBloom", "0x" + "00" * 256),
+        ("number", "0x99"),
+        ("number", {}),
+    ],
+)
+async def test_block_that_is_changed_beside_its_hash_is_not_believed(
+    hostile: int, name: str, lie: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes = Nodes(3)
+    true = await nodes.rpc.call("eth_getBlockByNumber", "latest", False)
+    answering(nodes[hostile], "eth_getBlockByNumber", true | {name: lie})
+    assert await nodes.rpc.call("eth_getBlockByNumber", "latest", False) == true
+    assert [record.endpoint for record in caplog.records] == [f"http://node{hostile}/…"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("nonsense", [None, "much", {}, [], 7])
+async def test_nonsense_of_one_stops_nobody(nonsense: Any) -> None:
+    nodes = Nodes(3)
+    for method in ("eth_blockNumber", "eth_getBlockByNumber", "eth_getLogs", "eth_estimateGas"):
+        answering(nodes[0], method, nonsense)
+    assert await nodes.owners() == [1, 2, 3, 4]
+    assert int(await nodes.rpc.call("eth_blockNumber"), 16) == 4
+
+
+@pytest.mark.parametrize("member", ["", "blockTimestamp", "logs", "more"])
+@pytest.mark.parametrize("depth", range(800, 1000, 10))
+async def test_answer_that_is_nested_too_deep_to_compare_stops_nobody(
+    member: str, depth: int
+) -> None:
+    nodes, query = Nodes(3), {"fromBlock": "0x1", "toBlock": "0x4", "address": [address(1)]}
+    for node in nodes.all:
+        answering(node, "eth_getLogs", [{**PLACE, **deposit(1), "blockTimestamp": "0x1"}])
+
+    async def post(body: bytes) -> bytes:
+        deep = b"[" * depth + b"]" * depth
+        if not member:
+            return b'{"id": %d, "result": %b}' % (json.loads(body)["id"], deep)
+        more = b'"0x1", "%b": %b}' % (member.encode(), deep)
+        return (await nodes[0](body)).replace(b'"0x1"}', more)
+
+    posts: list[Post] = [post, *nodes.all[1:]]
+    rpc = QuorumRpc([Rpc(f"http://node{i}", post=post) for i, post in enumerate(posts)])
+
+    async def call_below(frames: int) -> Any:
+        if frames:
+            return await call_below(frames - 1)
+        return await rpc.call("eth_getLogs", query)
+
+    (log,) = await call_below(60)
+    assert (log["data"], log["blockTimestamp"]) == (deposit(1)["data"], "0x1")
+
+
+@pytest.mark.parametrize("hostile", [0, 1, 2])
+@pytest.mark.parametrize("lie", [{"blockTimestamp": "0x7"}, {"blockNumber": "0x3"}])
+async def test_logs_that_are_changed_beside_their_hash_are_not_believed(
+    hostile: int, lie: dict[str, str]
+) -> None:
+    nodes = Nodes(3)
+    query = {"fromBlock": "0x1", "toBlock": "0x4", "address": [deposit(1)["address"]]}
+    true = await nodes.rpc.call("eth_getLogs", query)
+    answering(nodes[hostile], "eth_getLogs", [log | lie for log in true])
+    assert await nodes.rpc.call("eth_getLogs", query) == true
+
+
+@pytest.mark.parametrize("answering_times", [[], [0], [0, 1], [0, 1, 2]])
+async def test_times_of_logs_count_where_most_give_them(
+    answering_times: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes = Nodes(3)
+    for number, node in enumerate(nodes.all):
+        node.timed_logs = number in answering_times
+    query = {"fromBlock": "0x1", "toBlock": "0x4", "address": [deposit(1)["address"]]}
+    logs = await nodes.rpc.call("eth_getLogs", query)
+    assert {"blockTimestamp" in log for log in logs} == {len(answering_times) >= 2}
+    assert await nodes.owners() == [1, 2, 3, 4]
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("hostile", [0, 1, 2])
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"gasUsed": None},
+        {"gasUsed": "0x9"},
+        {"blockNumber": "0x9"},
+        {"effectiveGasPrice": "much"},
+        {"effectiveGasPrice": hex(10**15)},
+        {"l1Fee": hex(10**18)},
+    ],
+)
+async def test_receipt_that_is_changed_beside_its_hash_is_not_believed(
+    hostile: int, lie: dict[str, Any]
+) -> None:
+    nodes = Nodes(3)
+    true = dict.fromkeys(("transactionHash", "blockHash", "blockNumber"), "0x1")
+    true |= dict.fromkeys(("status", "gasUsed", "effectiveGasPrice"), "0x1")
+    receipt: dict[str, Any] = {**true, "logs": []}
+    for node in nodes.all:
+        answering(node, "eth_getTransactionReceipt", receipt)
+    answering(nodes[hostile], "eth_getTransactionReceipt", receipt | lie)
+    assert await nodes.rpc.call("eth_getTransactionReceipt", "0x1") == receipt
 
 
 # -------------------------------------------------------------------------------- lag
