@@ -18,6 +18,7 @@ from muster.protocol.ids import Hash32, PolicyVersion
 from muster.tasks.toys import make_sort
 from muster.telemetry import KeyValueFormatter
 from muster.trainer.learn.learner import Learner
+from muster.trainer.learn.memory_plan import MemoryShort
 from muster.trainer.measure.evaluate import Evaluation, Evaluator
 from muster.trainer.measure.metrics import MetricsPoster
 from muster.trainer.publish.policies import BASE, PolicyShelf
@@ -66,6 +67,24 @@ async def test_logs_of_a_step_name_things(world: World, caplog: pytest.LogCaptur
     lines = "\n".join(shown.format(record) for record in caplog.records)
     assert "training step step=1" in lines
     assert not re.search(r"<\w+\.|\w+\(\w+=|Counter", lines)
+
+
+async def test_samples_without_room_stop_the_trainer_before_the_step(world: World) -> None:
+    asked: list[list[int]] = []
+
+    def refuse(lengths: list[int]) -> None:
+        asked.append(lengths)
+        raise MemoryShort("a sample has 9000 tokens")
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await world.train(2, require_room=refuse)
+    assert caught.group_contains(MemoryShort, match="a sample has 9000 tokens")
+    (lengths,) = asked
+    assert PolicyVersion(1) not in world.policy_roots.sent
+    await world.train(2, require_room=asked.append)
+    assert asked[1] == lengths
+    assert world.lines()[0]["samples"] == len(lengths)
+    assert world.policy_roots.sent == [0, 1, 2]
 
 
 async def test_finished_run_takes_no_further_step(world: World) -> None:

@@ -68,7 +68,7 @@ from muster.trainer.publish.publisher import Publisher, Unpublished
 from muster.trainer.recover.checkpoint import Checkpoints, Saved, TrainerState
 from muster.trainer.recover.collapse import Guard, require_finite
 from muster.trainer.sites.site_learner import SiteLearner
-from muster.trainer.stream.filters import DifficultyPools, named
+from muster.trainer.stream.filters import DifficultyPools, has_preference, named
 from muster.trainer.stream.listing import Lists
 from muster.trainer.stream.reader import Cursor, FileBuffer, StepInput, StreamReader
 
@@ -108,6 +108,8 @@ class Parts:
     """Thread that computes tensors."""
     lists: Lists = field(default_factory=Lists)
     """Makes the list of set-aside problems of each version."""
+    require_room: Callable[[list[int]], None] = lambda _: None
+    """Raises MemoryShort when samples of these lengths, in tokens, do not fit into the memory."""
     guard: Guard = field(default_factory=Guard)
     """Decides what follows from alarms."""
     evaluator: Evaluator | None = None
@@ -129,6 +131,12 @@ class _Made(NamedTuple):
     stream_from: int
     stream_to: int
     saved: Future[None] = SAVED
+
+
+def _lengths(taken: StepInput) -> list[int]:
+    """Return the tokens of each sample that a step may compute."""
+    groups = [group for group in taken.groups if has_preference(group)]
+    return [len(r.prompt_tokens) + len(r.completion_tokens) for group in groups for r in group]
 
 
 class Trainer:
@@ -185,6 +193,7 @@ class Trainer:
         taken = await parts.stream.next_step(self._cursor, self._version, self._pools)
         began = parts.clock()
         step = Step(self._version + 1)
+        await parts.compute.run(parts.require_room, _lengths(taken))
         figures = await parts.compute.run(parts.learner.step, step, taken.groups)
         fault = await parts.compute.run(self._fault)
         version = PolicyVersion(step)

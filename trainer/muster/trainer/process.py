@@ -6,6 +6,7 @@ import math
 import warnings
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,7 +31,8 @@ from muster.trainer.learn.learner import Learner
 from muster.trainer.learn.memory_plan import (
     MemoryChoices,
     MemoryPlan,
-    plan_memory,
+    Planner,
+    planner_of,
     return_freed_buffers,
 )
 from muster.trainer.learn.parallel import ONE_PROCESS, Team, join
@@ -308,7 +310,8 @@ class _Assembly:
             provide_base_model(
                 shelf, settings.model, self.store, self.run_id, config.base_model_hash
             )
-            plan = self._plan(base)
+            planner = self._planner(base)
+            plan = _planned(planner)
         checkpoints = Checkpoints(
             settings.state_dir / "checkpoints",
             identity,
@@ -362,15 +365,15 @@ class _Assembly:
             log=MetricsLog(settings.state_dir / "metrics.jsonl"),
             poster=poster,
             compute=compute,
+            require_room=partial(planner.require_room, plan),
             guard=_guard(settings),
             peak_flops=self._peak_flops(),
             evaluator=self._evaluator(),
             eval_every=settings.eval_every,
         )
 
-    def _plan(self, base: Path) -> MemoryPlan:
-        """Return and log the memory that training will take; raises MemoryShort when it does not
-        fit."""
+    def _planner(self, base: Path) -> Planner:
+        """Return the planner of the memory that training will take."""
         settings = self.settings
         choices = MemoryChoices(
             ranks=self.team.size if self.team else 1,
@@ -385,10 +388,7 @@ class _Assembly:
             evaluates=settings.eval_set is not None,
             sites=settings.sites,
         )
-        plan = plan_memory(base, self.recipe, choices)
-        for line in plan.table().splitlines():
-            logger.info("%s", line)
-        return plan
+        return planner_of(base, self.recipe, choices)
 
     def _peak_flops(self) -> float:
         """Return the operations per second of all ranks together, assuming that all are like this
@@ -493,6 +493,14 @@ def _guard(settings: TrainerSettings) -> Guard:
         slowdown=settings.rollback_slowdown,
         most=0 if settings.sites > 1 else settings.max_rollbacks,
     )
+
+
+def _planned(planner: Planner) -> MemoryPlan:
+    """Return and log the plan of the memory; raises MemoryShort when training does not fit."""
+    plan = planner.plan()
+    for line in plan.table().splitlines():
+        logger.info("%s", line)
+    return plan
 
 
 def _announce(url: str, ready_file: Path | None) -> None:

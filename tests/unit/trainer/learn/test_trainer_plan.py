@@ -29,6 +29,7 @@ from muster.trainer.learn.attention import MASKED
 from muster.trainer.learn.learner import Learner
 from muster.trainer.learn.memory_plan import (
     PROCESS,
+    PROMPT_TOKENS,
     SAVING,
     MemoryChoices,
     MemoryPlan,
@@ -478,6 +479,37 @@ def test_a_row_beyond_a_ranks_memory_is_to_be_shared(ranks: int, hint: str) -> N
     with pytest.raises(MemoryShort) as caught:
         of_long_rows(of_long_rows(100.0, ranks=4).plan().peak / 1e9 - 0.1, ranks=ranks).plan()
     assert caught.value.hint == hint
+
+
+def test_samples_beyond_the_plan_are_refused_before_they_are_computed() -> None:
+    own = config(max_position_embeddings=16_384)
+
+    def wanting(memory_gb: float, **choices: Any) -> Planner:
+        return Planner(
+            own, recipe(512, 0), MemoryChoices(memory_gb=memory_gb, **choices), rehearsal()
+        )
+
+    assert PROMPT_TOKENS + 512 == 1_536
+    made = wanting(100.0, recompute="none", micro_batch_tokens=1_536).plan()
+    own_choice = wanting(1.1 * made.peak / 1e9)
+    plan = own_choice.plan()
+    assert plan.recompute == "none"
+    own_choice.require_room(plan, [])
+    own_choice.require_room(plan, [1_536, 20])
+    own_choice.require_room(plan, [1_540, 20])
+    with pytest.raises(
+        MemoryShort,
+        match=r"a sample has 8500 tokens, and 1536 were planned: training needs .* none",
+    ) as caught:
+        own_choice.require_room(plan, [30, 8_500])
+    hint = (caught.value.hint or "").split()
+    assert (hint[0], hint[2], hint[4:]) == ("--micro-batch-tokens", "--recompute", ["fits"])
+    given: dict[str, Any] = {"micro_batch_tokens": int(hint[1]), "recompute": hint[3]}
+    chosen = wanting(1.1 * made.peak / 1e9, **given)
+    chosen.require_room(chosen.plan(), [30, 8_500])
+    with pytest.raises(MemoryShort) as caught:
+        chosen.require_room(chosen.plan(), [30, 16_000])
+    assert "would be enough" in (caught.value.hint or "")
 
 
 def of_a_gpu(memory_gb: float, **choices: Any) -> Planner:

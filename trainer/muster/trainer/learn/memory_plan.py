@@ -17,6 +17,7 @@ chosen, only named.
 
 from __future__ import annotations
 
+import copy
 import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -46,7 +47,7 @@ EFFICIENT = 2_048
 LEAST = 64
 """Tokens of the smallest micro-batch that is tried."""
 PROMPT_TOKENS = 1_024
-"""Assumed length of a prompt: recipes have no limit for it."""
+"""Assumed length of a prompt, for which recipes have no limit; see `Planner.require_room`."""
 SAVING_BYTES = 256 << 20
 """Bytes of buffers while versions and checkpoints are written to disk."""
 SAVING = "versions on their way out"
@@ -220,7 +221,12 @@ def plan_memory(model: Path, recipe: Recipe | SftRecipe, choices: MemoryChoices)
 
     `model` is the base model's folder, of which only config.json is read.
     """
-    return Planner(AutoConfig.from_pretrained(model), recipe, choices).plan()
+    return planner_of(model, recipe, choices).plan()
+
+
+def planner_of(model: Path, recipe: Recipe | SftRecipe, choices: MemoryChoices) -> Planner:
+    """Return the planner of the base model in a folder."""
+    return Planner(AutoConfig.from_pretrained(model), recipe, choices)
 
 
 class Planner:
@@ -273,6 +279,30 @@ class Planner:
             raise self._short(next((m for m in made if m.host <= m.host_available), made[0]))
         return found
 
+    def require_room(self, plan: MemoryPlan, lengths: Sequence[int]) -> None:
+        """Raise MemoryShort, with a way out, when a step's samples do not fit with a plan's
+        settings; `lengths` are their tokens.
+        """
+        longest, planned = max(lengths, default=0), self._work.longest
+        if longest <= planned:
+            return
+        longer = self._with(
+            replace(
+                self._choices,
+                micro_batch_tokens=plan.micro_batch_tokens,
+                recompute=plan.recompute,
+            )
+        )
+        tokens = max(self._work.step_tokens, sum(lengths))
+        longer._work = replace(self._work, longest=longest, step_tokens=tokens)
+        try:
+            longer.plan()
+        except MemoryShort as error:
+            raise MemoryShort(
+                f"a sample has {longest} tokens, and {planned} were planned: {error}",
+                hint=error.hint,
+            ) from error
+
     def found(self) -> MemoryPlan | None:
         """Return a plan that fits; None when there is none."""
         # Passes need a rehearsal, which takes seconds: it is spared if the other parts do not fit.
@@ -302,8 +332,11 @@ class Planner:
         return max(LEAST, min(self._work.longest, self._per_optimizer_step()))
 
     def _with(self, choices: MemoryChoices) -> Planner:
-        """Return a planner with other choices."""
-        return Planner(self._config, self._recipe, choices, self._rehearsal)
+        """Return a planner with other choices, for the same memory of a process."""
+        made = copy.copy(self)
+        made._choices = choices
+        made._host = self._host * self._choices.ranks / choices.ranks
+        return made
 
     def _per_optimizer_step(self) -> int:
         """Return the most tokens that a group of ranks has in an optimiser step."""
@@ -452,7 +485,7 @@ class Planner:
 
     def _more_ranks(self) -> Iterator[MemoryChoices]:
         """Yield choices with more ranks that share rows, then those with more ranks."""
-        own = replace(self._choices, offload=False, memory_gb=self._available / GB)
+        own = replace(self._choices, offload=False)
         if own.sites > 1:
             return
         for ranks in (own.ranks, *(ranks for ranks in RANKS if ranks > own.ranks)):
