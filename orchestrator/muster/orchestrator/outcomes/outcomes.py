@@ -28,7 +28,7 @@ from muster.orchestrator.projection import Projection
 from muster.protocol.eip712 import Domain, signer_of
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import EncodingError
-from muster.protocol.ids import Address, Hash32
+from muster.protocol.ids import Address, BatchName, Hash32
 from muster.protocol.messages import OutcomeRecord, Submission, Verdict, unpack_records
 from muster.protocol.schedule import (
     Calls,
@@ -74,6 +74,8 @@ class OutcomeCollector:
         """Wall clock of the latest outcomes from each validator, since the process started."""
         self.listening_since = self.clock()
         """Wall clock of the start of the process."""
+        self._unfit: set[BatchName] = set()
+        """Batches whose signed records do not fit them any more."""
 
     async def receive(
         self, validator: Address, batch_id: int, records: bytes, signature: bytes
@@ -84,8 +86,8 @@ class OutcomeCollector:
         contents = None if batch is None or not records else await self.batching.contents(batch)
         if batch is None or (records and contents is None):
             raise unknown_batch(batch_id, read_to=self.projection.view.block_number)
-        if contents is not None:
-            self._check_records(contents, batch, records)
+        if contents is not None and (problem := self._problem(contents, batch, records)):
+            raise refuse("bad_records", problem)
         signed = SignedRecords(keccak(records), signature)
         if self._signer(batch, signed) != validator:
             raise refuse(
@@ -157,8 +159,28 @@ class OutcomeCollector:
             agreeing.sort(key=lambda row: row.validator not in calls.called)
             signers = sorted(agreeing[:quorum], key=lambda row: row.validator.lower())
             signatures = tuple(row.signature for row in signers)
-            found.append(Agreed(batch.header(), signers[0].records, signatures))
+            agreed = Agreed(batch.header(), signers[0].records, signatures)
+            if await self._still_fits(batch, agreed.records):
+                found.append(agreed)
         return found
+
+    async def _still_fits(self, batch: BatchView, records: bytes) -> bool:
+        """Return whether records fit their batch as the chain is now; logs it, once, if not.
+
+        Validators sign a batch's number, its root and the records, and the root fixes all that
+        records say of a submission but the worker's number. A reorganisation that takes
+        registrations back can give that number to another worker, and everyone who signed would pay
+        for a misrecord (docs/decisions/0087-records-answer-to-the-batch.md).
+        """
+        contents = await self.batching.contents(batch) if records else None
+        problem = None if contents is None else self._problem(contents, batch, records)
+        if problem and batch.name not in self._unfit:
+            self._unfit.add(batch.name)
+            logger.error(
+                "outcomes are not posted: the chain was reorganised after they were signed",
+                extra={"batch": batch.batch_id, "problem": problem},
+            )
+        return not problem
 
     async def calls(self, *, after: int = 0, limit: int) -> list[tuple[int, Calls]]:
         """Return the batches above an id for which outcomes are due, ascending, and their calls."""
@@ -180,25 +202,22 @@ class OutcomeCollector:
                 found[row.batch_id].append(row)
         return [(batch, found[batch.batch_id]) for batch in due]
 
-    def _check_records(self, contents: BatchContents, batch: BatchView, data: bytes) -> None:
+    def _problem(self, contents: BatchContents, batch: BatchView, data: bytes) -> str | None:
+        """Return how packed records contradict their batch; None when they fit."""
         try:
             records = unpack_records(data)
         except EncodingError as error:
-            raise refuse("bad_records", str(error)) from error
+            return str(error)
         if len(records) != contents.count:
-            raise refuse(
-                "bad_records", f"there are {len(records)} records for {contents.count} submissions"
-            )
+            return f"there are {len(records)} records for {contents.count} submissions"
         for position, (record, entry) in enumerate(zip(records, contents.submissions, strict=True)):
             problem = mismatch(record, entry.submission, self.projection.view)
             if problem:
-                raise refuse("bad_records", f"record {position}: {problem}")
+                return f"record {position}: {problem}"
         units = sum(record.units for record in records)
         if units > batch.units:
-            raise refuse(
-                "bad_records",
-                f"the records hold {units} units, more than the batch's {batch.units}",
-            )
+            return f"the records hold {units} units, more than the batch's {batch.units}"
+        return None
 
     async def _keep(
         self, validator: Address, batch: BatchView, records: bytes, signature: bytes

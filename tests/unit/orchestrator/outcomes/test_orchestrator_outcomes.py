@@ -76,6 +76,25 @@ async def test_posting_is_tried_again_when_the_contract_refuses(bench: Bench) ->
     assert len(bench.network.chain.ledger.posted) == 1
 
 
+@pytest.mark.parametrize("is_renumbered", [False, True])
+async def test_records_are_posted_unless_a_reorganisation_gave_their_workers_other_numbers(
+    bench: Bench, caplog: pytest.LogCaptureFixture, is_renumbered: bool
+) -> None:
+    submission, _, _ = await committed(bench)
+    await bench.judge(1, [submission])
+    view = bench.network.view
+    if is_renumbered:
+        # The workers' registrations came back in another order, the batch with its number and root.
+        one, two = view.worker_by_id[1], view.worker_by_id[2]
+        one.worker_id, two.worker_id = 2, 1
+        view.worker_by_id |= {1: two, 2: one}
+    await bench.record()
+    await bench.record()
+    assert len(bench.network.chain.ledger.posted) == (not is_renumbered)
+    said = [each for each in caplog.records if "outcomes are not posted" in each.getMessage()]
+    assert len(said) == is_renumbered
+
+
 async def test_same_outcomes_are_harmless_when_handed_in_again(bench: Bench) -> None:
     submission, _, _ = await committed(bench)
     await bench.judge(1, [submission], validators=(0, 0))
