@@ -171,7 +171,12 @@ async def _entries(batch: BatchView, orchestrator: str | None) -> list[BatchEntr
     if orchestrator is None:
         return []
     async with Sources([orchestrator]) as sources:
-        return await sources.batch(batch.batch_id, batch.root, batch.count)
+        try:
+            return await sources.batch(batch.batch_id, batch.root, batch.count)
+        except ApiError as error:
+            whose = f"the orchestrator of run {batch.run_id}"
+            error.hint = f"check --orchestrator: only {whose} shows this batch"
+            raise
 
 
 async def _rerun(
