@@ -7,10 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from muster.client.outage import Outage, Outages
+from muster.client.outage import Outages
 from muster.client.worker.context import WorkerContext
 from muster.client.worker.journal import SubmissionJournal
 from muster.client.worker.loop import WorkerLoop
+from muster.lifecycle.outage import Outage
 from muster.protocol.errors import ChainUnreachable
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
 from muster.protocol.recipe import Recipe

@@ -16,7 +16,6 @@ from muster.api.answers import RunInfo
 from muster.chain import Chain, EventReader, RunView, find_run, follow, read_until
 from muster.chain.reader import OnChange
 from muster.client.chain_facts import HistoryView
-from muster.client.run_documents import await_orchestrator
 from muster.client.settings import EngineSettings, JurorSettings, NodeSettings
 from muster.client.sources import Sources
 from muster.client.tickets import longest_sample
@@ -25,6 +24,7 @@ from muster.inference import InferenceEngine
 from muster.inference.engine import Room
 from muster.inference.loading import load_as, load_transformers
 from muster.lifecycle import ComputeThread, run_beside
+from muster.lifecycle.outage import await_orchestrator
 from muster.protocol.eip712 import Domain
 from muster.protocol.errors import ApiError, ConfigError
 from muster.shardcast import Fetcher

@@ -1,4 +1,4 @@
-"""Outages: a process reports the loss of a dependency once, and retries until it is back."""
+"""The outages of a node: which errors its loops survive, and how they pace what is tried again."""
 
 import asyncio
 import logging
@@ -6,14 +6,13 @@ import math
 import random
 from collections.abc import Awaitable, Callable, Set
 
+from muster.lifecycle.outage import FIRST_PAUSE_S, LONGEST_PAUSE_S, Outage
 from muster.protocol.errors import (
     ApiError,
     ChainError,
-    ChainUnreachable,
     ConfigError,
     ContractRevert,
     EngineError,
-    MusterError,
     PolicyUnavailable,
     ProtocolError,
     StorageError,
@@ -27,58 +26,6 @@ SURVIVED = (ApiError, PolicyUnavailable, ChainError, EngineError, StorageError, 
 UNUSABLE = (ConfigError, ProtocolError, TaskError)
 """Errors about what others published or sent; they end a step, but not the loop that takes steps
 for others, too."""
-FIRST_PAUSE_S = 0.5
-"""Seconds of pause after the first failure; it doubles each time."""
-LONGEST_PAUSE_S = 30.0
-"""Longest pause in seconds between two tries."""
-
-
-class Outage:
-    """Paces the retries of one dependency, and reports its loss and its return once each."""
-
-    def __init__(
-        self,
-        what: str,
-        *,
-        first_s: float = FIRST_PAUSE_S,
-        longest_s: float = LONGEST_PAUSE_S,
-        rng: random.Random | None = None,
-    ) -> None:
-        self._what = what
-        self._first_s = first_s
-        self._longest_s = longest_s
-        self._rng = rng or random.Random()
-        self._failures = 0
-        self._level = logging.INFO
-
-    @property
-    def is_on(self) -> bool:
-        """Whether the last try failed."""
-        return self._failures > 0
-
-    def failed(self, error: Exception) -> float:
-        """Return the seconds to pause before the next try."""
-        if not self._failures:
-            fields = {"error": str(error) or type(error).__name__}
-            if isinstance(error, MusterError) and error.hint:
-                fields["hint"] = error.hint
-            # The chain's follower already reports this outage for the whole process.
-            level = logging.DEBUG if isinstance(error, ChainUnreachable) else logging.WARNING
-            logger.log(
-                level, f"{self._what} is not available, trying again until it is", extra=fields
-            )
-            self._level = min(level, logging.INFO)
-        self._failures += 1
-        pause: float = min(self._first_s * 2 ** min(self._failures - 1, 16), self._longest_s)
-        # Jitter keeps many clients from retrying at the same moment.
-        return pause * self._rng.uniform(0.5, 1.0)
-
-    def recovered(self) -> None:
-        """Note that a try succeeded."""
-        if self._failures:
-            fields = {"failures": self._failures}
-            logger.log(self._level, f"{self._what} is available again", extra=fields)
-        self._failures = 0
 
 
 class Outages:

@@ -4,14 +4,13 @@ hashes."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
-from muster.client.outage import Outage
 from muster.client.validator.judging import Rules
+from muster.lifecycle.outage import await_orchestrator
 from muster.protocol.encoding import hex0x, keccak
-from muster.protocol.errors import ApiError, ConfigError
+from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Hash32
 from muster.protocol.recipe import Recipe
 from muster.tasks import TaskSet, check_task_set, has_root, require_pinned
@@ -20,8 +19,6 @@ from muster.toploc import Calibration
 
 if TYPE_CHECKING:
     from muster.chain import RunConfig
-
-T = TypeVar("T")
 
 TASK_SETS = "task-sets"
 """Folder of downloaded task sets, in the state folder."""
@@ -89,22 +86,6 @@ def require_verifiers(rules: Rules) -> None:
     require_pinned(rules.recipe.verifiers)
     one_of_each = {problem.task_type: problem for problem in rules.task_set.some(MOST_TRIED)}
     check_task_set(one_of_each.values(), allows_judge=rules.recipe.allows_judge)
-
-
-async def await_orchestrator(ask: Callable[[], Awaitable[T]]) -> T:
-    """Return the answer; retries while the orchestrator is unreachable, raises ApiError for a
-    refusal."""
-    outage = Outage("the orchestrator")
-    while True:
-        try:
-            answer = await ask()
-        except ApiError as error:
-            if error.status < 500:
-                raise
-            await asyncio.sleep(outage.failed(error))
-            continue
-        outage.recovered()
-        return answer
 
 
 async def _read(source: DocumentSource, pinned: Hash32, what: str) -> bytes:

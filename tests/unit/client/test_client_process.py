@@ -11,9 +11,10 @@ import time
 import pytest
 from hypothesis import given, strategies as st
 
-from muster.client.outage import SURVIVED, Outage, Outages
+from muster.client.outage import SURVIVED, Outages
 from muster.client.settings import WorkerSettings
 from muster.lifecycle import ComputeThread, run_beside
+from muster.lifecycle.outage import Outage
 from muster.protocol import errors
 from muster.protocol.ids import to_address
 from muster.settings import load_settings

@@ -13,18 +13,21 @@ from trainer_fakes import KEY, Feed, make_recipe
 
 from muster.chain import StreamItem
 from muster.inference.transformers_engine import TransformersEngine
+from muster.lifecycle import outage
+from muster.lifecycle.outage import Outage
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
-from muster.protocol.errors import ConfigError, ContractRevert, EncodingError
+from muster.protocol.errors import ApiError, ConfigError, ContractRevert, EncodingError
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
+from muster.protocol.recipe import Recipe
 from muster.protocol.seeds import ticket_seed
-from muster.tasks import TaskSet
+from muster.tasks import TaskSet, has_root
 from muster.tasks.toys import make_sort
 from muster.trainer.base_model import LESSONS, Lesson
 from muster.trainer.cli import run_base_model
 from muster.trainer.config import TrainerSettings
 from muster.trainer.ports import ChainLedger, PolicyRoots
-from muster.trainer.process import _announce, _Assembly, _load_recipe, _run_config
+from muster.trainer.process import _announce, _Assembly, _load_recipe, _make_lists, _run_config
 
 RUN = RunId(2)
 V0, V1 = PolicyVersion(0), PolicyVersion(1)
@@ -187,6 +190,58 @@ async def test_recipe_comes_from_the_orchestrator_without_a_folder(tmp_path: Pat
 
     api: Any = SimpleNamespace(document=document)
     assert await _load_recipe(_settings(tmp_path), recipe.hash(), api) == recipe
+
+
+class Orchestrator:
+    """An orchestrator that is away for some requests, and then gives this recipe or this error."""
+
+    def __init__(self, away: int, then: Recipe | ApiError) -> None:
+        self.away, self.then = away, then
+
+    async def document(self, _: Hash32) -> bytes:
+        self.away -= 1
+        if self.away >= 0:
+            raise ApiError("no answer from the orchestrator", status=503, code="unreachable")
+        if isinstance(self.then, ApiError):
+            raise self.then
+        return self.then.to_bytes()
+
+    async def download(self, pinned: Hash32, path: Path, **_: int) -> None:
+        await self.document(pinned)
+        make_sort(5, 0).write(path)
+
+
+@pytest.fixture
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the pauses of outages be short."""
+    monkeypatch.setattr(outage, "Outage", lambda what: Outage(what, first_s=0.001))
+
+
+@pytest.mark.usefixtures("_quick")
+async def test_recipe_is_waited_for_while_the_orchestrator_is_away(tmp_path: Path) -> None:
+    recipe = make_recipe()
+    api: Any = Orchestrator(2, recipe)
+    assert await _load_recipe(_settings(tmp_path), recipe.hash(), api) == recipe
+    assert api.away == -1
+
+
+@pytest.mark.usefixtures("_quick")
+async def test_task_set_is_waited_for_while_the_orchestrator_is_away(tmp_path: Path) -> None:
+    recipe = make_recipe()
+    filters = recipe.filters.model_copy(update={"pool_window": 3, "pool_revisit": 8})
+    recipe = recipe.model_copy(update={"filters": filters})
+    pinned = make_sort(5, 0).hash()
+    api: Any = Orchestrator(2, recipe)
+    settings = _settings(tmp_path, state_dir=tmp_path / "state")
+    await _make_lists(settings, recipe, pinned, api)
+    assert has_root(tmp_path / "state" / pinned.hex(), pinned)
+
+
+async def test_recipe_that_the_orchestrator_refuses_is_not_waited_for(tmp_path: Path) -> None:
+    refusal = ApiError("this orchestrator serves run 1", status=404, code="document_unknown")
+    api: Any = Orchestrator(0, refusal)
+    with pytest.raises(ApiError, match="serves run 1"):
+        await _load_recipe(_settings(tmp_path), make_recipe().hash(), api)
 
 
 @pytest.mark.parametrize(("data", "reason"), [(None, "is not in"), (b"{}", "is not the recipe")])

@@ -17,6 +17,7 @@ from muster.chain import Chain, ChainView, RunConfig, follow
 from muster.inference.transformers_engine import TransformersEngine
 from muster.lifecycle import ComputeThread, Proxies, first_error
 from muster.lifecycle.files import write_durably
+from muster.lifecycle.outage import await_orchestrator
 from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ConfigError, ContractRevert
@@ -214,9 +215,10 @@ async def _run_config(chain: Chain, run_id: RunId, key: bytes) -> RunConfig:
 
 
 async def _load_recipe(settings: TrainerSettings, pinned: Hash32, api: OrchestratorApi) -> Recipe:
-    """Return the pinned recipe from the documents folder, else from the orchestrator."""
+    """Return the pinned recipe from the documents folder, else from the orchestrator, which may be
+    away for a while. Raises ApiError when the orchestrator refuses it."""
     if settings.documents is None:
-        return Recipe.from_bytes(await api.document(pinned))
+        return Recipe.from_bytes(await await_orchestrator(lambda: api.document(pinned)))
     path = settings.documents / pinned.hex()
     if not path.is_file():
         raise ConfigError(
@@ -242,7 +244,7 @@ async def _make_lists(
     path = folder / pinned.hex()
     if settings.documents is None and not await asyncio.to_thread(has_root, path, pinned):
         folder.mkdir(parents=True, exist_ok=True)
-        await api.download(pinned, path, max_bytes=MAX_TASK_SET_BYTES)
+        await await_orchestrator(lambda: api.download(pinned, path, max_bytes=MAX_TASK_SET_BYTES))
     if not await asyncio.to_thread(has_root, path, pinned):
         if settings.documents is None:
             path.unlink(missing_ok=True)

@@ -15,11 +15,12 @@ from muster.chain.structs import CommittedWork
 from muster.client.chain_facts import entry_of
 from muster.client.disputes.claims import claim
 from muster.client.disputes.rerun import claim_of
-from muster.client.outage import SURVIVED, Outage
+from muster.client.outage import SURVIVED
 from muster.client.validator.checks import ClaimedWork, FailedCheck, check_claim
 from muster.client.worker.context import Policy, WorkerContext
 from muster.client.worker.outcomes import Judged
 from muster.client.worker.silence import SilenceDuty
+from muster.lifecycle.outage import Outage
 from muster.protocol.errors import ConfigError, ContractRevert
 from muster.protocol.ids import Hash32
 from muster.protocol.jury import Ruling, is_same

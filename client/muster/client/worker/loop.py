@@ -40,7 +40,7 @@ from muster.api import Lease, NoWork, SlotTaken
 from muster.chain import Event
 from muster.client.chain_facts import is_over, ticket_terms
 from muster.client.hardware import measure, report
-from muster.client.outage import SURVIVED, Outage, Outages, serve_forever
+from muster.client.outage import SURVIVED, Outages, serve_forever
 from muster.client.tickets import TicketFault, lease_fault
 from muster.client.validator.checks import ClaimedWork, FailedCheck
 from muster.client.validator.judging import examine, say_list_fault
@@ -59,6 +59,7 @@ from muster.client.worker.outcomes import Outcomes
 from muster.client.worker.silence import SilenceDuty
 from muster.client.worker.standing import require_good_standing
 from muster.lifecycle import ComputeThread, run_beside, uptime_s
+from muster.lifecycle.outage import Outage
 from muster.protocol.eip712 import address_of, signer_of
 from muster.protocol.encoding import file_hash
 from muster.protocol.errors import (

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from muster.client.outage import Outage, Outages
+from muster.client.outage import Outages
 from muster.client.validator.checks import ClaimedWork, FailedCheck
 from muster.client.validator.context import ValidatorContext
 from muster.client.validator.judging import Judgement
@@ -16,6 +16,7 @@ from muster.client.worker.context import WorkerContext
 from muster.client.worker.journal import SignedSubmission, SubmissionJournal
 from muster.client.worker.loop import TICKET_PAUSE_S, WorkerLoop
 from muster.lab.simulator.machines import SimulatedEngine
+from muster.lifecycle.outage import Outage
 from muster.protocol.errors import StorageError
 from muster.protocol.ids import Address
 from muster.protocol.messages import Reason, Submission, Ticket, Verdict

@@ -70,7 +70,11 @@ async def document(document_hash: str, services: ServicesDep) -> Response:
     name = to_hash32(document_hash)
     data = services.documents.get(name) or services.breaker.document(name)
     if data is None:
-        raise refuse("document_unknown", "the run pins no document with this hash")
+        raise refuse(
+            "document_unknown",
+            f"this orchestrator serves run {services.run_id}, which pins no such document",
+            hint="check that this is the URL of your run's orchestrator",
+        )
     headers = {"cache-control": "public, max-age=31536000, immutable"}
     if isinstance(data, Path):
         return FileResponse(data, media_type="application/octet-stream", headers=headers)

@@ -22,12 +22,12 @@ from worlds.client_world import (
     make_ticket,
 )
 
-from muster.client import run_documents
 from muster.client.calibration import prompts_of, read_recipe, read_task_set
-from muster.client.outage import Outage
 from muster.client.run_documents import fetch_rules, require_consistent
 from muster.client.tickets import derive
 from muster.client.worker.generation import play_ticket
+from muster.lifecycle import outage
+from muster.lifecycle.outage import Outage
 from muster.protocol.encoding import abi_words, address_bytes, keccak
 from muster.protocol.errors import ApiError, ConfigError, EncodingError, EngineError, TaskError
 from muster.protocol.ids import Hash32
@@ -188,7 +188,7 @@ async def test_another_document_is_refused_whatever_it_says_and_not_kept(
 async def test_documents_are_waited_for_while_the_orchestrator_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_documents, "Outage", lambda what: Outage(what, first_s=0.001))
+    monkeypatch.setattr(outage, "Outage", lambda what: Outage(what, first_s=0.001))
     assert await fetch_rules(Source(UNREACHABLE, UNREACHABLE), PINNED, tmp_path) == RULES
 
 

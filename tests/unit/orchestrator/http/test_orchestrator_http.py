@@ -64,6 +64,13 @@ async def test_documents_are_served_by_hash(bench: Bench) -> None:
         assert await refused(api.document(keccak(b"unknown"))) == (404, "document_unknown")
 
 
+async def test_document_of_another_run_is_refused_with_the_run_that_is_served(bench: Bench) -> None:
+    async with bench.api() as api:
+        with pytest.raises(ApiError, match="this orchestrator serves run 1, which pins no") as said:
+            await api.document(keccak(b"another run's recipe"))
+    assert said.value.hint == "check that this is the URL of your run's orchestrator"
+
+
 async def test_document_on_disk_is_served_in_parts(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

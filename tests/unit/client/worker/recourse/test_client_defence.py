@@ -33,13 +33,13 @@ from worlds.client_silence import (
 from worlds.client_world import ROOT, RUN, WORKER, as_claimed, make_ticket
 
 from muster.api import BatchEntry
-from muster.client.outage import Outage
 from muster.client.worker import defence
 from muster.client.worker.defence import HONEST
 from muster.client.worker.deposits import KEPT_S
 from muster.client.worker.loop import WorkerLoop
 from muster.client.worker.outcomes import Judged
 from muster.client.worker.silence import SilenceDuty
+from muster.lifecycle.outage import Outage
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import (
     ChainUnreachable,
