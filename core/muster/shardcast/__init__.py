@@ -20,5 +20,8 @@ from muster.shardcast.room import (
 )
 from muster.shardcast.server import ShardServer as ShardServer
 from muster.shardcast.simple import fetch as fetch, publish as publish
-from muster.shardcast.store import ChunkStore as ChunkStore
+from muster.shardcast.store import (
+    ChunkStore as ChunkStore,
+    PublishedOtherwise as PublishedOtherwise,
+)
 from muster.shardcast.trust import Trust as Trust, TrustedRoot as TrustedRoot

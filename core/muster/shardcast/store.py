@@ -53,6 +53,10 @@ HELD_LEAVES = 4
 """Versions older than the newest `keep` stay only while a disk has one part in so many free."""
 
 
+class PublishedOtherwise(StorageError):
+    """The store has the version with other content."""
+
+
 class ChunkStore:
     """Versions and their chunks in one folder; keeps the newest `keep` versions of each run."""
 
@@ -102,8 +106,8 @@ class ChunkStore:
         with the store if the file system can; then they may be replaced, but never rewritten in
         place. Readers see the version as soon as it is signed; the call returns when it would also
         survive a power cut. Publishing the same content again returns the same manifest; other
-        content under a published version raises StorageError. Also raises EncodingError for names
-        that the format refuses. With `anchor_every`, versions are broadcast as deltas if that saves
+        content under a published version raises PublishedOtherwise. Also raises EncodingError for
+        names that the format refuses. With `anchor_every`, versions are broadcast as deltas if that saves
         enough; see `muster.shardcast.delta`. They start from a version of this store, or from
         `parent` where it is not here. Blocks: call it in a thread.
         """
@@ -127,7 +131,7 @@ class ChunkStore:
                 manifest, added = self._with_delta(manifest, fresh / "files", parent, anchor_every)
                 stamps.update(added)
             if stored is not None and stored != manifest:
-                raise StorageError(
+                raise PublishedOtherwise(
                     f"run {run_id} version {version} was published with other content",
                     hint="publish under the next version",
                 )

@@ -74,6 +74,19 @@ def _chain(runs: FakeRuns, labels: list[str] | None = None) -> Any:
     return SimpleNamespace(runs=runs, chain_id=31337, once=once)
 
 
+async def test_what_was_sent_before_is_waited_for() -> None:
+    settled: list[bool] = []
+
+    async def recover() -> None:
+        settled.append(True)
+
+    chain: Any = SimpleNamespace(sender=SimpleNamespace(recover=recover))
+    await PolicyRoots(chain, RUN).settle()
+    chain.sender = None
+    await PolicyRoots(chain, RUN).settle()
+    assert settled == [True]
+
+
 async def test_policy_roots_are_read_and_published() -> None:
     runs, labels = FakeRuns({0: keccak(b"0")}), list[str]()
     policy_roots = PolicyRoots(_chain(runs, labels), RUN)

@@ -175,6 +175,11 @@ class FakeRoots:
     sent: list[PolicyVersion] = field(default_factory=list)
     unreachable: int = 0
     """How many of the next questions for a root get no answer."""
+    coming: dict[PolicyVersion, Hash32] = field(default_factory=dict)
+    """Roots that an earlier process sent, and that are mined when they are waited for."""
+
+    async def settle(self) -> None:
+        self.roots |= self.coming
 
     async def root_of(self, version: PolicyVersion) -> Hash32 | None:
         if self.unreachable:

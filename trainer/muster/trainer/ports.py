@@ -192,6 +192,11 @@ class PolicyRoots:
         """Return the newest published version."""
         return await self._chain.runs.latest_version(self._run_id)
 
+    async def settle(self) -> None:
+        """Return when nothing that was sent before is on its way any more. Raises ChainError."""
+        if self._chain.sender is not None:
+            await self._chain.sender.recover()
+
     async def recent_roots(self, versions: int) -> dict[PolicyVersion, Hash32]:
         """Return the roots of the newest published version and those up to `versions` before it."""
         newest = await self.newest()

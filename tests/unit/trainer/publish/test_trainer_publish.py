@@ -21,7 +21,7 @@ from muster.protocol.errors import (
     StorageError,
     TransactionLost,
 )
-from muster.protocol.ids import Address, PolicyVersion, RunId
+from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId
 from muster.protocol.messages import Checkpoint
 from muster.shardcast import ChunkStore, manifest as manifests, state_hash
 from muster.trainer.config import TrainerSettings
@@ -240,6 +240,49 @@ async def test_version_is_never_published_with_other_content(
     with pytest.raises(StorageError, match="version 1 is on chain as"):
         await _publisher(store, policy_roots).publish(V1, shelf.path(V1), 0, 2)
     assert policy_roots.sent == []
+
+
+async def _stored_and_made_anew(shelf: PolicyShelf, store: ChunkStore, roots: FakeRoots) -> Hash32:
+    """Store version 1, which the chain does not take, and make it again with other weights; returns
+    its former root.
+    """
+    roots.errors = [(ContractRevert("RunUnauthorized"), False)]
+    with pytest.raises(ContractRevert):
+        await _publisher(store, roots).publish(V1, shelf.path(V1), 0, 2)
+    shelf.write(V1, shelf.weights(V3))
+    manifest = store.manifest(RUN, V1)
+    assert manifest is not None
+    return manifest.root()
+
+
+async def test_stored_version_gives_way_to_the_same_step_s_other_result(
+    shelf: PolicyShelf, store: ChunkStore
+) -> None:
+    roots = FakeRoots(roots={BASE: keccak(b"base")})
+    former = await _stored_and_made_anew(shelf, store, roots)
+    root = await _publisher(store, roots).publish(V1, shelf.path(V1), 0, 2)
+    assert roots.roots[V1] == root != former
+    manifest = store.manifest(RUN, V1)
+    assert manifest is not None
+    assert manifest.root() == root
+    assert manifest.state_hash == state_hash(policy_files(shelf.path(V1)))
+
+
+@pytest.mark.parametrize("found", ["anchored", "on its way", "a later one"])
+async def test_stored_version_stays_where_the_chain_may_have_it(
+    shelf: PolicyShelf, store: ChunkStore, found: str
+) -> None:
+    roots = FakeRoots()
+    former = await _stored_and_made_anew(shelf, store, roots)
+    if found == "on its way":
+        roots.coming = {V1: former}
+    else:
+        roots.roots = {V2 if found == "a later one" else V1: former}
+    with pytest.raises(StorageError, match="published with other content"):
+        await _publisher(store, roots).publish(V1, shelf.path(V1), 0, 2)
+    manifest = store.manifest(RUN, V1)
+    assert manifest is not None
+    assert manifest.root() == former
 
 
 @asynccontextmanager

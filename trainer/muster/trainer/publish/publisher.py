@@ -29,7 +29,7 @@ from muster.protocol.errors import (
     TransactionLost,
 )
 from muster.protocol.ids import Hash32, PolicyVersion, RunId
-from muster.shardcast import ChunkStore, Manifest, state_hash
+from muster.shardcast import ChunkStore, Manifest, PublishedOtherwise, state_hash
 from muster.shardcast.delta import WORTH_CARRYING, Parent, parent_to_publish
 from muster.shardcast.download import RelayFault, ShardClient
 from muster.shardcast.manifest import chunk_bytes_for
@@ -92,16 +92,24 @@ class Publisher:
         does not answer, refuses, or does not know the run yet. The folder lies beside those of
         earlier versions. What the store lost is made again from them, if the chain has it.
 
-        Raises StorageError when the chain already has the version with other content.
+        A stored version with other content gives way to this one, as after a step that was taken
+        again, unless the chain has it. Raises StorageError when the chain already has the version
+        with other content.
         """
         is_held = self._store.manifest(self._run_id, version) is not None
         parent = await self._insist(version, partial(self._lost_parent, version, folder))
         if parent is not None and parent.version == BASE:
             # Every adapter's delta starts from it, and whoever comes late asks for it.
             await self.publish(BASE, folder.with_name(str(BASE)), 0, 0)
-        manifest = await asyncio.to_thread(
-            self._store_chunks, version, folder, stream_from, stream_to, parent
-        )
+        store = partial(self._store_chunks, version, folder, stream_from, stream_to, parent)
+        try:
+            manifest = await asyncio.to_thread(store)
+        except PublishedOtherwise:
+            if not await self._insist(version, partial(self._is_free, version)):
+                raise
+            is_held = False
+            await asyncio.to_thread(self._store.remove, self._run_id, version)
+            manifest = await asyncio.to_thread(store)
         root = manifest.root()
         try:
             await self._insist(version, self._anchor_again)
@@ -209,6 +217,12 @@ class Publisher:
                 self._key, self._run_id, version, root, domain=self._domain
             ),
         )
+
+    async def _is_free(self, version: PolicyVersion) -> bool:
+        """Return whether the chain takes the version, whatever an earlier process has sent."""
+        await self._roots.settle()
+        newest = await self._roots.newest()
+        return newest is None or newest < version
 
     async def _anchor(self, version: PolicyVersion, root: Hash32) -> None:
         """Anchor a version unless the chain has it; raises StorageError as `_is_missing` does."""
