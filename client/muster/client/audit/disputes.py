@@ -12,7 +12,7 @@ from muster.client.audit.observed import Observed, Parameters
 from muster.client.audit.stakes import Problems
 from muster.client.quantities import format_tokens
 from muster.protocol.eip712 import Domain, signer_of
-from muster.protocol.ids import Hash32
+from muster.protocol.ids import Address, Hash32
 from muster.protocol.jury import Ruling, draw_jury, is_same, is_unavailable, jury_seed, summons_of
 from muster.protocol.messages import Verdict
 
@@ -110,7 +110,9 @@ def _is_signed(
 
 
 def juries(view: Ledger, observed: Observed) -> Check:
-    """Return whether every jury follows from its draw block; notes the blocks not known."""
+    """Return whether every jury follows from its draw block; notes the blocks not known, and jurors
+    with an interest that the draw does not look at.
+    """
     drawn = [case for case in view.cases.values() if case.jurors]
     hashes = {
         case.case_id: observed.draw_hashes[case.draw_block]
@@ -122,14 +124,36 @@ def juries(view: Ledger, observed: Observed) -> Check:
         for case in drawn
         for problem in _jury_problems(view, case, hashes.get(case.case_id), observed.parameters)
     ]
-    notes = (
+    unseen = (
         f"the jury of case {case.number}: nobody showed the hash of block {case.draw_block}"
         for case in drawn
         if case.case_id not in hashes
     )
+    interested = (
+        f"the jury of case {case.number}: {juror} {interest}"
+        for case in drawn
+        for juror, interest in _interests(view, case)
+    )
     name = "juries are drawn from the bench by a block that nobody could choose"
     summary = f"{len(hashes)} of {len(drawn)} juries drawn again"
-    return summarise(name, found, summary, notes=notes)
+    return summarise(name, found, summary, notes=(*interested, *unseen))
+
+
+def _interests(view: Ledger, case: CaseView) -> Iterator[tuple[Address, str]]:
+    """Yield the jurors with an interest in a case, and which: its worker, where a proof named it
+    after the draw, a node of it, and the orchestrator that committed to the work.
+    """
+    batch = view.batches.get(case.batch_id)
+    if batch is None or not case.claims:
+        return
+    worker = batch.claim_about(case).submission.worker
+    account = view.workers.get(worker)
+    own = {worker} | ({node for _, node in account.nodes} if account else set())
+    for juror in case.jurors:
+        if juror in own:
+            yield juror, "judged work of its own"
+        elif juror == batch.orchestrator and batch.direct is None:
+            yield juror, "judged work that it committed"
 
 
 def _is_ours(view: Ledger, case: CaseView) -> bool:
