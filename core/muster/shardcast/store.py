@@ -107,8 +107,8 @@ class ChunkStore:
         place. Readers see the version as soon as it is signed; the call returns when it would also
         survive a power cut. Publishing the same content again returns the same manifest; other
         content under a published version raises PublishedOtherwise. Also raises EncodingError for
-        names that the format refuses. With `anchor_every`, versions are broadcast as deltas if that saves
-        enough; see `muster.shardcast.delta`. They start from a version of this store, or from
+        names that the format refuses. With `anchor_every`, versions are broadcast as deltas if that
+        saves enough; see `muster.shardcast.delta`. They start from a version of this store, or from
         `parent` where it is not here. Blocks: call it in a thread.
         """
         with self._exclusive(), self._sweeping_after_failure():
