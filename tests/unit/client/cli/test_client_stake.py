@@ -1,0 +1,260 @@
+"""Stake: signatures, terms that are shown before it is sent, and refusals."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from worlds.client_world import NODE_KEY, OTHER_KEY, RULES, RUN
+
+from muster.api import OrchestratorApi
+from muster.chain import ZERO_ADDRESS, Chain, NodeConsent, Permit, RunTerms, WorkerStatus
+from muster.client.cli.stake import ticket_units
+from muster.client.quantities import WEI_PER_TOKEN
+from muster.client.stake import add_stake, join_run, stake_command, stake_offer, take_from_faucet
+from muster.protocol.eip712 import Domain, address_of, digest, recover
+from muster.protocol.encoding import abi_words, address_bytes, keccak
+from muster.protocol.errors import ConfigError
+from muster.protocol.ids import Address, RunId, to_address
+from muster.protocol.messages import NodeRegistration
+from muster.wallet import Wallet
+
+OWNER = Wallet(address_of(OTHER_KEY), OTHER_KEY)
+NODE = Wallet(address_of(NODE_KEY), NODE_KEY)
+VAULT, REGISTRY, TOKEN = (
+    to_address(keccak(name)[:20]) for name in (b"vault", b"registry", b"token")
+)
+ANOTHERS = keccak(b"the domain of another token")
+"""What a hostile endpoint says that the token's domain is."""
+TERMS = RunTerms(price_per_unit=3, fraud_ppm=100_000, exact_fraud_ppm=250_000, quorum=2)
+
+
+class FakeContract:
+    """Answers views from a table, and notes writes."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.answers = answers
+        self.written: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*args: Any) -> Any:
+            if name in self.answers:
+                answer = self.answers[name]
+                return answer(*args) if callable(answer) else answer
+            self.written.append((name, *args))
+            return SimpleNamespace(tx_hash=f"0x{len(self.written)}")
+
+        return call
+
+
+class FakeChain:
+    """The contracts that stake uses."""
+
+    allow = Chain.allow
+
+    def __init__(
+        self,
+        status: WorkerStatus = WorkerStatus.NONE,
+        chain_id: int = 31337,
+        proposed_at: int = 0,
+        node: Address = ZERO_ADDRESS,
+    ) -> None:
+        self.chain_id = chain_id
+        self.closed_at = 0
+        self.me = OWNER.address
+        self.deployment = SimpleNamespace(contracts={"StakeVault": VAULT})
+        self.token = FakeContract(
+            nonces=4, domain_separator=ANOTHERS, balance_of=150 * WEI_PER_TOKEN, allowance=0
+        )
+        is_member = status is not WorkerStatus.NONE
+        self.workers = FakeContract(
+            nonces=2,
+            required_stake=100 * WEI_PER_TOKEN,
+            worker_of=(3 if is_member else 0, node),
+            member_of=SimpleNamespace(status=status),
+        )
+        self.runs = FakeContract(
+            run_count=RUN,
+            terms_of=(TERMS, 4),
+            proposed_change=(TERMS, proposed_at),
+            is_validator=False,
+        )
+        self.ledger = FakeContract(stake_per_unit=WEI_PER_TOKEN)
+        self.vault = FakeContract(
+            unbonding_period=86400, active_stake=100 * WEI_PER_TOKEN if is_member else 0
+        )
+
+    async def read(self, contract: str, function: str, _args: list[Any]) -> list[int]:
+        assert (contract, function) == ("RunRegistry", "closedAt")
+        return [self.closed_at]
+
+    def domain(self, contract: str) -> Domain:
+        return Domain(self.chain_id, TOKEN if contract == "MusterToken" else REGISTRY)
+
+    async def now(self) -> int:
+        return 5_000
+
+
+def permit_signer(amount: int, permit: Permit) -> Address:
+    """Return who signed the ERC-2612 permit, encoded here word by word."""
+    permit_type = keccak(
+        b"Permit(address owner,address spender,uint256 value,uint256 nonce,uint256 deadline)"
+    )
+    words = (address_bytes(OWNER.address), address_bytes(VAULT), amount, 4, permit.deadline)
+    struct = keccak(abi_words(permit_type, *words))
+    signature = permit.r + permit.s + bytes([permit.v])
+    # As OpenZeppelin's ERC20Permit("Muster") computes it.
+    domain_type = (
+        b"EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)"
+    )
+    named = (keccak(domain_type), keccak(b"Muster"), keccak(b"1"))
+    separator = keccak(abi_words(*named, 31337, address_bytes(TOKEN)))
+    return recover(keccak(b"\x19\x01" + separator + struct), signature)
+
+
+async def test_worker_joins_a_run_under_its_terms_in_one_transaction() -> None:
+    chain: Any = FakeChain()
+    await join_run(chain, OWNER, NODE, RUN, 100)
+    [(name, run_id, terms, amount, consent, permit)] = chain.workers.written
+    assert (name, run_id, terms, amount) == ("join", RUN, 4, 100)
+    assert (consent.node, consent.deadline) == (NODE.address, 8_600)
+    registration = NodeRegistration(OWNER.address, NODE.address, 2, consent.deadline)
+    signed = digest(Domain(31337, REGISTRY), registration.struct_hash())
+    assert recover(signed, consent.signature) == NODE.address
+    assert permit_signer(100, permit) == OWNER.address
+    assert permit_signer(101, permit) != OWNER.address
+
+
+async def test_worker_of_another_run_keeps_its_node() -> None:
+    chain: Any = FakeChain(node=NODE.address)
+    await join_run(chain, OWNER, None, RUN, 100)
+    assert chain.workers.written[0][4] == NodeConsent(ZERO_ADDRESS, 0, b"")
+    assert (await stake_offer(chain, OWNER.address, RUN, None, with_node=False)).joins
+
+
+async def test_who_has_no_node_must_name_one() -> None:
+    chain: Any = FakeChain()
+    with pytest.raises(ConfigError, match="has no node yet"):
+        await stake_offer(chain, OWNER.address, RUN, None, with_node=False)
+
+
+async def test_nobody_joins_while_terms_are_about_to_change() -> None:
+    chain: Any = FakeChain(proposed_at=9)
+    with pytest.raises(ConfigError, match="terms of run 7 are about to change"):
+        await stake_offer(chain, OWNER.address, RUN, None, with_node=True)
+
+
+async def test_stake_is_added_for_one_run_once_the_vault_may_take_it() -> None:
+    chain: Any = FakeChain()
+    await add_stake(chain, RUN, OWNER.address, 7)
+    assert chain.token.written == [("approve", VAULT, 7)]
+    assert chain.vault.written == [("deposit", RUN, OWNER.address, 7)]
+
+
+async def test_offer_says_what_is_locked_signed_for_how_long_and_what_can_be_lost() -> None:
+    chain: Any = FakeChain()
+    offer = await stake_offer(chain, OWNER.address, RUN, None, with_node=True)
+    assert offer.amount_wei == 100 * WEI_PER_TOKEN
+    text = offer.describe()
+    assert "100 of 150 tokens" in text
+    assert "back    1 d after muster unstake" in text
+    assert "signs   join run 7 under its terms 4" in text
+    assert "risk    " in text
+
+
+@pytest.mark.parametrize(
+    ("units", "asked", "amount", "says"),
+    [
+        (120, None, 120, "work    comes: this run's largest ticket takes 120 tokens, 120 will be"),
+        (80, None, 100, "work    comes: this run's largest ticket takes 80 tokens, 100 will be"),
+        (120, 100, 100, "work    does not come: this run's largest ticket takes 120 tokens, only"),
+        (None, None, 100, "--orchestrator URL says how much that takes"),
+    ],
+)
+async def test_default_amount_covers_the_largest_ticket_of_the_recipe(
+    units: int | None, asked: int | None, amount: int, says: str
+) -> None:
+    chain: Any = FakeChain()
+    asked_wei = asked and asked * WEI_PER_TOKEN
+    offer = await stake_offer(
+        chain, OWNER.address, RUN, asked_wei, with_node=True, ticket_units=units
+    )
+    assert offer.amount_wei == amount * WEI_PER_TOKEN
+    assert says in offer.describe()
+    offer.require_something(with_node=True)
+
+
+@pytest.mark.parametrize("is_other", [False, True])
+async def test_largest_ticket_is_that_of_the_recipe_on_chain(
+    is_other: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = RULES.recipe
+    shown = recipe.to_bytes() + b" " * is_other
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=shown))
+    async with OrchestratorApi("http://orchestrator", transport=transport) as api:
+        units = await ticket_units(api, keccak(recipe.to_bytes()))
+    assert units == (None if is_other else recipe.sampling.max_units)
+    assert ("the orchestrator shows no recipe" in capsys.readouterr().err) is is_other
+
+
+async def test_a_validators_stake_covers_no_tickets() -> None:
+    chain: Any = FakeChain()
+    chain.runs.answers["is_validator"] = True
+    offer = await stake_offer(chain, OWNER.address, RUN, None, with_node=False, ticket_units=120)
+    assert offer.amount_wei == 100 * WEI_PER_TOKEN
+    assert "work    " not in offer.describe()
+
+
+async def test_worker_joins_under_the_terms_that_it_was_shown() -> None:
+    chain: Any = FakeChain()
+    await join_run(chain, OWNER, NODE, RUN, 100, terms=3)
+    assert chain.workers.written[0][2] == 3
+
+
+async def test_a_member_does_not_join_again() -> None:
+    chain: Any = FakeChain(WorkerStatus.ACTIVE, node=NODE.address)
+    offer = await stake_offer(chain, OWNER.address, RUN, 5, with_node=False)
+    assert not offer.joins
+    offer.require_something(with_node=False)
+    with pytest.raises(ConfigError, match="in run 7 already, and keeps its node"):
+        offer.require_something(with_node=True)
+    nothing = await stake_offer(chain, OWNER.address, RUN, None, with_node=False)
+    with pytest.raises(ConfigError, match="100 tokens are staked for run 7 already"):
+        nothing.require_something(with_node=False)
+
+
+async def test_stake_for_no_run_is_refused() -> None:
+    chain: Any = FakeChain()
+    with pytest.raises(ConfigError, match="there is no run 8, there are 7"):
+        await stake_offer(chain, OWNER.address, RunId(8), None, with_node=True)
+
+
+async def test_stake_that_brings_no_work_is_refused() -> None:
+    banned: Any = FakeChain(WorkerStatus.BANNED, node=NODE.address)
+    with pytest.raises(ConfigError, match="is banned from run 7"):
+        await stake_offer(banned, OWNER.address, RUN, 5, with_node=False)
+    closed: Any = FakeChain(WorkerStatus.ACTIVE, node=NODE.address)
+    closed.closed_at = 9
+    with pytest.raises(ConfigError, match="run 7 was closed on 1970-01-01 00:00:09 UTC"):
+        await stake_offer(closed, OWNER.address, RUN, 5, with_node=False)
+
+
+async def test_stake_beyond_the_balance_is_refused_before_it_is_sent() -> None:
+    chain: Any = FakeChain()
+    offer = await stake_offer(chain, OWNER.address, RUN, 151 * WEI_PER_TOKEN, with_node=True)
+    with pytest.raises(ConfigError, match="holds 150 tokens, staking takes 151") as caught:
+        offer.require_funds()
+    assert f"send 1 tokens to {OWNER.address}" in (caught.value.hint or "")
+
+
+async def test_faucet_is_for_development_chains() -> None:
+    chain: Any = FakeChain()
+    await take_from_faucet(chain, OWNER.address, 9)
+    assert chain.token.written == [("faucet", OWNER.address, 9)]
+    with pytest.raises(ConfigError, match="has no faucet"):
+        await take_from_faucet(FakeChain(chain_id=1), OWNER.address, 9)  # type: ignore[arg-type]
+
+
+def test_amount_of_the_command_for_more_stake_is_plain() -> None:
+    command = stake_command(RUN, 1_234_500 * WEI_PER_TOKEN // 10)
+    assert command == f"muster stake --run {RUN} --keystore FILE --amount 123450"
