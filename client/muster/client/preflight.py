@@ -226,10 +226,22 @@ async def warn_of_gas(
         logger.warning(f"too little gas money {need}", extra={"holds": format_coins(held)} | fields)
 
 
+def require_hot(node: Address, worker: Address) -> None:
+    """Raise ConfigError when the key that is to be a worker's node is the worker's own."""
+    if node == worker:
+        raise ConfigError(
+            f"{node} is the worker's own key, which belongs on no working machine",
+            hint="give --node the keystore of another key: muster wallet new FILE makes one",
+        )
+
+
 async def require_cold(chain: Chain, account: Address) -> None:
-    """Raise ConfigError when an account is a worker's node: stake belongs to the worker."""
+    """Raise ConfigError when an account is a worker's node, and no worker itself: stake belongs to
+    the worker.
+    """
     worker = await chain.workers.worker_of_node(account)
-    if worker != ZERO_ADDRESS:
+    number, _ = await chain.workers.worker_of(account)
+    if worker != ZERO_ADDRESS and number == 0:
         raise ConfigError(
             f"{account} is the node of worker {worker}, and holds no stake of its own",
             hint="give the worker's keystore (muster init calls it worker.json) with --keystore",
@@ -238,9 +250,9 @@ async def require_cold(chain: Chain, account: Address) -> None:
 
 async def require_worker(chain: Chain, account: Address) -> WorkerAccount:
     """Return a worker's number and node; raises ConfigError when the account is no worker."""
-    await require_cold(chain, account)
     number, node = await chain.workers.worker_of(account)
     if number == 0:
+        await require_cold(chain, account)
         raise ConfigError(
             f"{account} is no worker of any run",
             hint="join a run: muster stake --run N --keystore FILE --node FILE",

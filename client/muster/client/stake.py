@@ -501,8 +501,12 @@ class LeavingAccount:
 
 
 async def leaving(chain: Chain, account: Address, run_id: RunId) -> LeavingAccount:
-    """Return the state of an account's stake in a run; raises ConfigError for a node's key."""
-    await require_cold(chain, account)
+    """Return the state of an account's stake in a run; raises ConfigError for a juror on the bench,
+    and for a node's key without stake.
+    """
+    stake = await chain.vault.account_of(run_id, account)
+    if not (stake.active_wei or stake.unbonding_wei):
+        await require_cold(chain, account)
     is_validator = run_id != BENCH and await chain.runs.is_validator(run_id, account)
     member = await chain.workers.member_of(run_id, account)
     required = 0
@@ -519,7 +523,7 @@ async def leaving(chain: Chain, account: Address, run_id: RunId) -> LeavingAccou
         account=account,
         run_id=run_id,
         member=member,
-        stake=await chain.vault.account_of(run_id, account),
+        stake=stake,
         required_wei=required,
         unbonding_s=await chain.vault.unbonding_period(),
         is_validator=is_validator,

@@ -27,13 +27,14 @@ from chain_scenario import (
 )
 from journey_stage import PASSWORD, Stage, hint, open_stage, undone
 
-from muster.chain import RunTerms, WorkerStatus
+from muster.chain import Chain, RunTerms, WorkerStatus
 from muster.client.preflight import GAS_AND_BYTES, gas_money
+from muster.client.stake import join_run
 from muster.lab.economics.chain_costs import RESULTS, read_measured
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ChainUnreachable, ConfigError, NotYet
 from muster.protocol.ids import RunId
-from muster.wallet import keystore_address
+from muster.wallet import Wallet, keystore_address
 
 STRANGER = Person(keccak(b"a stranger"))
 RUN_ID, RUN = RunId(1), ("--run", "1")
@@ -284,6 +285,19 @@ async def test_rotation_to_the_cold_key_is_refused(stage: Stage) -> None:
     assert "belongs on no working machine" in str(await stage.error(*words, "--yes"))
 
 
+async def test_who_became_its_own_node_gets_another_and_its_stake_back(stage: Stage) -> None:
+    key, me = stage.keep("stranger", STRANGER), Wallet(STRANGER.address, STRANGER.key)
+    await stage.scenario.anvil.set_balance(me.address, TOKEN)
+    await stage.scenario.of(OWNER).token.faucet(me.address, 100 * TOKEN)
+    url, deployment = stage.scenario.anvil.rpc_url, stage.scenario.deployment
+    async with await Chain.connect(url, deployment, key=me.key) as chain:
+        await join_run(chain, me, me, RUN_ID, 100 * TOKEN)
+    rotate = ("node", "rotate", "--keystore", key, "--node", stage.key("n"), "--light", "--yes")
+    assert (await stage.json(*rotate))["old_node"] == me.address
+    left = await stage.json("unstake", *RUN, "--keystore", key, "--yes")
+    assert left["amount_tokens"] == "100"
+
+
 async def test_rotation_of_who_left_every_run_is_possible(stage: Stage) -> None:
     """Its node key still counts for what it signed, and can still be stolen."""
     await stage.json("unstake", *RUN, "--keystore", stage.key("worker"), "--yes")
@@ -381,8 +395,8 @@ async def test_nobody_joins_while_the_terms_are_about_to_change(stage: Stage) ->
 
 async def test_too_few_tokens_are_named_with_what_is_needed(stage: Stage) -> None:
     await stage.scenario.rpc.call("anvil_setBalance", STRANGER.address, hex(10**18))
-    key = stage.keep("stranger", STRANGER)
-    error = await stage.error("stake", *RUN, "--keystore", key, "--node", stage.keep("n", STRANGER))
+    key, node = stage.keep("stranger", STRANGER), stage.keep("n", node_of(STRANGER))
+    error = await stage.error("stake", *RUN, "--keystore", key, "--node", node)
     assert "holds 0 tokens, staking takes 100" in str(error)
 
 

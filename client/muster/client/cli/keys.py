@@ -36,9 +36,9 @@ from muster.client.cli.options import (
     open_keystore,
 )
 from muster.client.cli.printing import print_facts, print_json, print_result
-from muster.client.preflight import require_gas, require_worker
+from muster.client.preflight import require_gas, require_hot, require_worker
 from muster.client.stake import CONSENT_S, consent_of
-from muster.protocol.errors import ConfigError, WalletError
+from muster.protocol.errors import WalletError
 from muster.protocol.ids import Address
 from muster.wallet import (
     Wallet,
@@ -286,13 +286,7 @@ async def require_rotatable(chain: Chain, worker: Address) -> Address:
 
 
 async def rotate_node(chain: Chain, worker: Address, node: Wallet) -> Receipt:
-    """Replace the worker's node and return the receipt; raises ConfigError if the key was used."""
-    if node.address == worker:
-        raise ConfigError(
-            "the new node is the worker's own key, which belongs on no working machine",
-            hint="give --node a file that does not exist: the keystore of a new node is "
-            "written there",
-        )
+    """Replace the worker's node and return the receipt; raises ContractRevert for a used key."""
     deadline = await chain.now() + CONSENT_S
     return await chain.workers.rotate_node(await consent_of(chain, worker, node, deadline))
 
@@ -328,6 +322,7 @@ def rotate(
     """
     owner = open_keystore(keystore, password_file, "worker")
     fresh = _node_wallet(file, node_password_file or password_file, light)
+    require_hot(fresh.address, owner.address)
     asyncio.run(_rotate(owner, fresh, options))
 
 

@@ -24,7 +24,7 @@ from muster.client.cli.options import (
     run_option,
 )
 from muster.client.cli.printing import print_result, printable
-from muster.client.preflight import require_cold, require_gas, require_worker
+from muster.client.preflight import require_cold, require_gas, require_hot, require_worker
 from muster.client.quantities import format_time, format_tokens, parse_tokens
 from muster.client.stake import (
     add_stake,
@@ -77,6 +77,8 @@ def stake(
     """
     owner = open_keystore(keystore, password_file)
     node_wallet = open_keystore(node, node_password_file or password_file, "node") if node else None
+    if node_wallet:
+        require_hot(node_wallet.address, owner.address)
     asyncio.run(_stake(owner, node_wallet, options))
 
 

@@ -1,23 +1,43 @@
 """Stake: signatures, terms that are shown before it is sent, and refusals."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import httpx
 import pytest
+from click.testing import CliRunner
 from worlds.client_world import NODE_KEY, OTHER_KEY, RULES, RUN
 
 from muster.api import OrchestratorApi
-from muster.chain import ZERO_ADDRESS, Chain, NodeConsent, Permit, RunTerms, WorkerStatus
-from muster.client.cli.stake import ticket_units
+from muster.chain import (
+    ZERO_ADDRESS,
+    Chain,
+    NodeConsent,
+    Permit,
+    RunTerms,
+    StakeAccount,
+    WorkerStatus,
+)
+from muster.client.cli.keys import rotate
+from muster.client.cli.stake import stake, ticket_units
+from muster.client.preflight import require_cold, require_hot, require_worker
 from muster.client.quantities import WEI_PER_TOKEN
-from muster.client.stake import add_stake, join_run, stake_command, stake_offer, take_from_faucet
+from muster.client.stake import (
+    add_stake,
+    join_run,
+    leaving,
+    stake_command,
+    stake_offer,
+    take_from_faucet,
+)
 from muster.protocol.eip712 import Domain, address_of, digest, recover
 from muster.protocol.encoding import abi_words, address_bytes, keccak
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Address, RunId, to_address
 from muster.protocol.messages import NodeRegistration
-from muster.wallet import Wallet
+from muster.wallet import Wallet, save_wallet
 
 OWNER = Wallet(address_of(OTHER_KEY), OTHER_KEY)
 NODE = Wallet(address_of(NODE_KEY), NODE_KEY)
@@ -70,6 +90,7 @@ class FakeChain:
         self.workers = FakeContract(
             nonces=2,
             required_stake=100 * WEI_PER_TOKEN,
+            worker_of_node=ZERO_ADDRESS,
             worker_of=(3 if is_member else 0, node),
             member_of=SimpleNamespace(status=status),
         )
@@ -80,8 +101,11 @@ class FakeChain:
             is_validator=False,
         )
         self.ledger = FakeContract(stake_per_unit=WEI_PER_TOKEN)
+        active = 100 * WEI_PER_TOKEN if is_member else 0
         self.vault = FakeContract(
-            unbonding_period=86400, active_stake=100 * WEI_PER_TOKEN if is_member else 0
+            unbonding_period=86400,
+            active_stake=active,
+            account_of=StakeAccount(active, 0, 0, 0),
         )
 
     async def read(self, contract: str, function: str, _args: list[Any]) -> list[int]:
@@ -258,3 +282,51 @@ async def test_faucet_is_for_development_chains() -> None:
 def test_amount_of_the_command_for_more_stake_is_plain() -> None:
     command = stake_command(RUN, 1_234_500 * WEI_PER_TOKEN // 10)
     assert command == f"muster stake --run {RUN} --keystore FILE --amount 123450"
+
+
+# Keys of worker and node
+
+
+@pytest.mark.parametrize(("command", "words"), [(stake, ("--run", "7")), (rotate, ())])
+def test_a_workers_own_key_is_not_taken_for_its_node(
+    command: click.Command, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    key = tmp_path / "worker.json"
+    save_wallet(key, OTHER_KEY, "secret", light=True)
+    both = ("--keystore", str(key), "--node", str(key), *words, "--yes")
+    result = CliRunner().invoke(command, both, env={"MUSTER_PASSWORD": "secret"})
+    assert isinstance(result.exception, ConfigError)
+    assert f"{OWNER.address} is the worker's own key" in str(result.exception)
+    assert "--node" in (result.exception.hint or "")
+
+
+def test_another_key_is_taken_for_a_node() -> None:
+    require_hot(NODE.address, OWNER.address)
+
+
+async def test_who_became_its_own_node_keeps_what_a_worker_may_do() -> None:
+    chain: Any = FakeChain(WorkerStatus.ACTIVE, node=OWNER.address)
+    chain.workers.answers["worker_of_node"] = OWNER.address
+    await require_cold(chain, OWNER.address)
+    assert (await require_worker(chain, OWNER.address)).node == OWNER.address
+    assert (await leaving(chain, OWNER.address, RUN)).amount(None) == 100 * WEI_PER_TOKEN
+
+
+async def test_a_node_that_is_no_worker_may_not_do_what_a_worker_may() -> None:
+    chain: Any = FakeChain()
+    chain.workers.answers["worker_of_node"] = OWNER.address
+    for refused in (require_cold(chain, NODE.address), require_worker(chain, NODE.address)):
+        with pytest.raises(ConfigError, match=f"is the node of worker {OWNER.address}"):
+            await refused
+
+
+@pytest.mark.parametrize("unbonding", [0, 5])
+async def test_stake_of_a_node_is_taken_back_by_whom_it_belongs_to(unbonding: int) -> None:
+    chain: Any = FakeChain()
+    chain.workers.answers["worker_of_node"] = OWNER.address
+    chain.vault.answers["account_of"] = StakeAccount(0, unbonding, 1, 0)
+    if unbonding:
+        assert (await leaving(chain, NODE.address, RUN)).is_due
+        return
+    with pytest.raises(ConfigError, match=f"is the node of worker {OWNER.address}"):
+        await leaving(chain, NODE.address, RUN)
