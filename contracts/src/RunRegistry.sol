@@ -50,6 +50,10 @@ contract RunRegistry is IRunRegistry {
     /// @notice Different validators that a run can have in its life: the bits of a set of signers.
     uint256 public constant MAX_SEATS = 88;
 
+    /// @notice Most that a policy version can be above the latest one, or above 0. A stolen trainer key would use up all
+    ///         numbers, and so end the run for ever, with one publication; now it needs four million.
+    uint256 public constant MAX_VERSION_STEP = 1024;
+
     /// @dev One million: the whole, in parts per million.
     uint256 private constant PPM = 1_000_000;
 
@@ -165,8 +169,11 @@ contract RunRegistry is IRunRegistry {
     /// @inheritdoc IRunRegistry
     function dismiss(uint64 runId, address validator) external {
         Run storage run = _ownedRun(runId);
+        Seat storage seat = _seats[runId][validator];
+        // Who leaves its seat first does not keep its invitation.
+        require(seat.invited || seat.seated, RunInvalidValidator(runId, validator));
         _invite(runId, validator, false);
-        _unseat(runId, run, validator);
+        if (seat.seated) _unseat(runId, run, validator);
     }
 
     /// @inheritdoc IRunRegistry
@@ -293,6 +300,10 @@ contract RunRegistry is IRunRegistry {
         require(manifestRoot != 0, RunInvalidParameter("manifestRoot"));
         require(
             !run.published || version > run.latestVersion, RunVersionNotIncreasing(runId, version, run.latestVersion)
+        );
+        require(
+            version <= uint256(run.latestVersion) + MAX_VERSION_STEP,
+            RunVersionTooFar(runId, version, run.latestVersion)
         );
         run.published = true;
         run.latestVersion = version;

@@ -236,7 +236,7 @@ class Life(RuleBasedStateMachine):
 
     def publish(self, choice: Dice) -> None:
         caller = "stranger" if choice.rarely() else "trainer"
-        self.duel.publish(caller, self.run(choice), choice.pick((0, 1, 2, 5)), "manifest")
+        self.duel.publish(caller, self.run(choice), choice.pick((0, 1, 2, 5, 1100)), "manifest")
 
     # ----------------------------------------------------------------------- work
 

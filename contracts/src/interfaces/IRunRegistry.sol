@@ -26,6 +26,8 @@ interface IRunRegistryErrors {
     error RunChangeNotDue(uint64 runId, uint256 effectiveAt);
     /// @notice Thrown when a version does not increase strictly.
     error RunVersionNotIncreasing(uint64 runId, uint32 version, uint32 latest);
+    /// @notice Thrown when a policy version is too far above the latest one.
+    error RunVersionTooFar(uint64 runId, uint32 version, uint32 latestVersion);
     /// @notice Thrown when slashing is to be paused while it is, or before it has run for `slashCooldown` since.
     error RunPauseTooSoon(uint64 runId, uint256 notBefore);
 }
@@ -124,7 +126,7 @@ interface IRunRegistry is IRunRegistryErrors, IRunRegistryEvents {
     /// @notice Creates a run owned by the caller. Run ids count from 1.
     function createRun(RunConfig calldata config) external returns (uint64 runId);
 
-    /// @notice Publishes a policy version. Only the run's trainer; versions increase by at least one.
+    /// @notice Publishes a policy version. Only the run's trainer; versions increase by at least one, and at most 1024.
     function publishCheckpoint(uint64 runId, uint32 version, bytes32 manifestRoot) external;
 
     /// @notice Pauses or resumes submissions. Only the owner.
@@ -147,7 +149,7 @@ interface IRunRegistry is IRunRegistryErrors, IRunRegistryEvents {
     /// @notice Invites an account to validate, or takes an invitation back. Only the owner.
     function invite(uint64 runId, address validator, bool invited) external;
 
-    /// @notice Takes the seat of a validator and its invitation. Only the owner. Its stake stays its
+    /// @notice Takes the invitation of an account, and the seat if it has one. Only the owner. Its stake stays its
     ///         own, to unbond when it likes: an owner starts nobody's clock again.
     function dismiss(uint64 runId, address validator) external;
 

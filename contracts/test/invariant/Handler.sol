@@ -93,7 +93,8 @@ abstract contract Handler is Trials {
         uint64 run = _choose(who >> 8);
         address validator = validators[_firstValidator(run) + who % 3];
         if ((who >> 16) % 2 == 0) return;
-        bool possible = runs.isValidator(run, validator) && runs.closedAt(run) == 0;
+        bool present = runs.isValidator(run, validator) || runs.isInvited(run, validator);
+        bool possible = present && runs.closedAt(run) == 0;
         bytes memory data = abi.encodeCall(runs.dismiss, (run, validator));
         _attempt(_ownerOf(run), address(runs), data, run, validator, possible, "dismiss");
     }

@@ -350,7 +350,7 @@ contract RunRegistrySeatsTest is BaseTest {
         runs.dismiss(runId, validators[0]);
     }
 
-    function testFuzz_dismiss_reverts_whenNotSeated(address account) public {
+    function testFuzz_dismiss_reverts_whenNeitherInvitedNorSeated(address account) public {
         vm.assume(account != address(0) && !runs.isValidator(runId, account));
         _expectInvalidValidator(account);
         _dismiss(account);
@@ -394,6 +394,20 @@ contract RunRegistrySeatsTest is BaseTest {
         assertFalse(runs.isInvited(runId, validator), "not invited");
         _expectInvalidValidator(validator);
         _takeSeat(validator, REQUIRED_VALIDATOR_STAKE);
+    }
+
+    /// @dev Who leaves before the owner's transaction does not take its seat again.
+    function testFuzz_dismiss_takesTheInvitation_ofWhoLeftBefore(uint256 i) public {
+        address validator = _aValidator(i);
+        _leaveSeat(validator);
+        vm.expectEmit(address(runs));
+        emit IRunRegistryEvents.ValidatorInvited(runId, validator, false);
+        _dismiss(validator);
+        assertFalse(runs.isInvited(runId, validator), "not invited");
+        _expectInvalidValidator(validator);
+        _takeSeat(validator, REQUIRED_VALIDATOR_STAKE);
+        _expectInvalidValidator(validator);
+        _dismiss(validator);
     }
 
     function testFuzz_dismiss_keepsBits_whenAValidatorReturns(uint256 i) public {

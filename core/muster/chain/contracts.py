@@ -189,8 +189,8 @@ class RunRegistry(Contract):
         """Creates a run owned by the caller. Run ids count from 1."""
 
     async def dismiss(self, run_id: RunId, validator: Address) -> Receipt:
-        """Takes the seat of a validator and its invitation. Only the owner. Its stake stays its
-        own, to unbond when it likes: an owner starts nobody's clock again.
+        """Takes the invitation of an account, and the seat if it has one. Only the owner. Its
+        stake stays its own, to unbond when it likes: an owner starts nobody's clock again.
         """
 
     async def invite(self, run_id: RunId, validator: Address, invited: bool) -> Receipt:
@@ -225,7 +225,9 @@ class RunRegistry(Contract):
     async def publish_checkpoint(
         self, run_id: RunId, version: PolicyVersion, manifest_root: Hash32
     ) -> Receipt:
-        """Publishes a policy version. Only the run's trainer; versions increase by at least one."""
+        """Publishes a policy version. Only the run's trainer; versions increase by at least one,
+        and at most 1024.
+        """
 
     async def required_validator_stake(self) -> int:
         """Returns the active stake a validator must hold in the run, in token wei."""

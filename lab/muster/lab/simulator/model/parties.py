@@ -10,6 +10,7 @@ from muster.lab.simulator.model.words import (
     EXITING,
     JAILED,
     MAX_SEATS,
+    MAX_VERSION_STEP,
     NO_OFFENCE,
     NO_TERMS,
     NOBODY,
@@ -264,9 +265,12 @@ class Parties(Stakes):
         self.emit("ValidatorInvited", run_id=number, validator=validator, invited=invited)
 
     def dismiss(self, caller: str, number: int, validator: str) -> None:
-        self._owned(caller, number)
+        run = self._owned(caller, number)
+        present = validator in run.invited or validator in run.validators
+        need(present, "RunInvalidValidator", number, validator)
         self._invite(number, validator, False)
-        self._unseat(number, validator)
+        if self.is_validator(number, validator):
+            self._unseat(number, validator)
 
     def take_seat(self, caller: str, number: int, terms: int, stake: int) -> None:
         self.require_terms(number, terms)
@@ -350,6 +354,9 @@ class Parties(Stakes):
         need(not run.closed_at, "RunEnded", number)
         latest = max(run.versions, default=-1)
         need(version > latest, "RunVersionNotIncreasing", number, version, latest)
+        latest = max(latest, 0)
+        far = version > latest + MAX_VERSION_STEP
+        need(not far, "RunVersionTooFar", number, version, latest)
         run.versions[version] = (manifest, self.block)
         self.emit(
             "CheckpointPublished",

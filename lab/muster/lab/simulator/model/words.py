@@ -16,6 +16,7 @@ FRAUD_OFFENCE, EXACT_FRAUD, DOUBLE_SUBMISSION, WRONG_VERDICT = range(1, 5)
 DOUBLE_OUTCOME, ABSENT_JUROR, MISRECORD = range(5, 8)
 """Offences, as in the contracts."""
 MAX_SEATS = 88
+MAX_VERSION_STEP = 1024
 MAX_LATER = 256
 """Most later offences that are applied to returned stake."""
 
