@@ -58,8 +58,8 @@ contract DisputeCourt is IDisputeCourt {
     uint8 private constant WRONG_REPLY = 33;
     uint8 private constant WRONG_REWARD = 40;
 
-    /// @dev The key under which votes are counted, besides their kind, when honest judges may rule otherwise.
-    uint16 private constant MAY_DIFFER = type(uint16).max;
+    /// @dev What marks a kind, where votes of that kind are counted once more for which honest judges may rule otherwise.
+    uint16 private constant MAY_DIFFER = 1 << 15;
 
     uint256 private constant PPM = 1_000_000;
     /// @notice Claims of one case, and one more of the worker. Jurors do not vote for claims, so that nobody keeps a verdict
@@ -347,7 +347,7 @@ contract DisputeCourt is IDisputeCourt {
         } else if (votes == open.leadingVotes) {
             open.tied = true;
         }
-        if (kind != 0 && _mayDiffer(ruling)) ++_tally[caseId][MAY_DIFFER];
+        if (kind != 0 && _mayDiffer(ruling)) ++_tally[caseId][kind | MAY_DIFFER];
         emit VoteRevealed(caseId, msg.sender, ruling, resultHash);
     }
 
@@ -504,9 +504,10 @@ contract DisputeCourt is IDisputeCourt {
         emit Fined(standing.leaf, validator, amount);
     }
 
-    /// @dev Returns whether honest judges may rule otherwise than the record, or than most votes for what stands now.
+    /// @dev Returns whether honest judges may rule otherwise than the record, or than most of the votes for what stands now.
     function _sparesSigners(bytes32 caseId, Case storage lost) private view returns (bool) {
-        return _mayDiffer(lost.recorded) || 2 * uint256(_tally[caseId][MAY_DIFFER]) > lost.leadingVotes;
+        uint256 differing = _tally[caseId][_kindOf(lost.leading) | MAY_DIFFER];
+        return _mayDiffer(lost.recorded) || 2 * differing > lost.leadingVotes;
     }
 
     /// @inheritdoc IDisputeCourt

@@ -200,7 +200,7 @@ abstract contract BaseTest is Test {
         assertEq(address(escrow), address(escrow_), "escrow is where it was predicted");
     }
 
-    function _courtTerms() internal pure returns (IDisputeCourt.Terms memory) {
+    function _courtTerms() internal pure virtual returns (IDisputeCourt.Terms memory) {
         return IDisputeCourt.Terms({
             bond: BOND,
             jurorFee: JUROR_FEE,

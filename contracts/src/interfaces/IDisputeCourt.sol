@@ -233,8 +233,8 @@ interface IDisputeCourt is IDisputeCourtErrors, IDisputeCourtEvents {
 
     /// @notice Fines a validator that signed an outcome which a jury overturned, once a batch. Anyone; a claimant whom the jury
     ///         confirmed is the reporter.
-    /// @dev Never where the record, or most votes against it, have a reason over which honest judges may differ: one of check
-    ///      1, which depends on what the committer of the batch showed, or that of a program whose answer is not the same
+    /// @dev Never where the record, or most of the votes for what replaced it, have a reason over which honest judges may differ:
+    ///      one of check 1, which depends on what the committer of the batch showed, or that of a program whose answer is not the same
     ///      everywhere; nor over work that no claim proved to be the batch's.
     function fineSigner(IContributionLedger.OutcomeProof calldata outcome, address validator) external;
 

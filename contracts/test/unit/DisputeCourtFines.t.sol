@@ -498,3 +498,42 @@ contract DisputeCourtFinesTest is VerdictTest {
         assertEq(token.balanceOf(address(court)), 0, "nothing stays");
     }
 }
+
+/// @dev All five jurors of the bench sit.
+contract DisputeCourtFinesOfFiveTest is VerdictTest {
+    function _courtTerms() internal pure override returns (IDisputeCourt.Terms memory terms) {
+        terms = super._courtTerms();
+        (terms.jurySize, terms.jurorFee) = (5, BOND / 5);
+    }
+
+    /// @dev A minority that votes for another ruling has no say in what most votes for the one that stands depend on.
+    function testFuzz_fineSigner_asksOnlyTheVotesForWhatStands(uint8 reason, bool within) public {
+        uint16 shown = uint16(REJECTED) << 8 | uint8(bound(reason, FIRST_AS_SHOWN, LAST_AS_SHOWN));
+        vm.assume(shown != NOT_SHOWN);
+        _challengeAndDraw(ALICE_FRAUD, ACCEPT);
+        _decideWith(within ? [REJECT, shown, shown, ACCEPT, REJECT] : [ACCEPT, ACCEPT, ACCEPT, shown, shown]);
+        IContributionLedger.OutcomeProof memory outcome = _outcomeAt(ALICE_FRAUD);
+        court.fineSigner(outcome, validators[0]);
+        assertLt(vault.activeStake(runId, validators[0]), REQUIRED_VALIDATOR_STAKE, "fined");
+    }
+
+    function testFuzz_fineSigner_reverts_whenMostVotesForWhatStandsMayDiffer(uint8 reason) public {
+        uint16 shown = uint16(REJECTED) << 8 | uint8(bound(reason, FIRST_AS_SHOWN, LAST_AS_SHOWN));
+        vm.assume(shown != NOT_SHOWN);
+        _challengeAndDraw(ALICE_FRAUD, ACCEPT);
+        _decideWith([ACCEPT, ACCEPT, shown, REJECT, shown]);
+        IContributionLedger.OutcomeProof memory outcome = _outcomeAt(ALICE_FRAUD);
+        vm.expectRevert(abi.encodeWithSelector(IDisputeCourtErrors.CourtNothingDue.selector, _fraudLeaf, validators[0]));
+        court.fineSigner(outcome, validators[0]);
+    }
+
+    function _decideWith(uint16[5] memory votes) private {
+        for (uint256 i = 0; i < 5; ++i) {
+            _commitVote(_fraudLeaf, jurors[i], votes[i]);
+        }
+        for (uint256 i = 0; i < 5; ++i) {
+            _revealVote(_fraudLeaf, jurors[i], votes[i]);
+        }
+        court.settle(_outcomeAt(ALICE_FRAUD));
+    }
+}

@@ -111,11 +111,10 @@ def kind_of(ruling: int) -> int:
 
 def spares_signers(recorded: int, ruling: int, votes: Iterable[int]) -> bool:
     """Return whether no signer is fined for a record that votes replaced by a ruling: honest judges
-    may rule otherwise than the record, or than most votes for what replaced it.
+    may rule otherwise than the record, or than most of the votes for what replaced it.
     """
-    seen = [vote for vote in votes if kind_of(vote)]
-    for_it = sum(kind_of(vote) == kind_of(ruling) for vote in seen)
-    return may_differ(recorded) or 2 * sum(map(may_differ, seen)) > for_it
+    for_it = [vote for vote in votes if kind_of(vote) == kind_of(ruling)]
+    return may_differ(recorded) or 2 * sum(map(may_differ, for_it)) > len(for_it)
 
 
 def prevailing(votes: Iterable[int]) -> int | None:

@@ -66,7 +66,7 @@ from muster.client.sources import Sources
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ApiError, ChainUnreachable, ConfigError, ContractRevert
 from muster.protocol.ids import Address, Hash32
-from muster.protocol.jury import Ruling, summons_of
+from muster.protocol.jury import Ruling, spares_signers, summons_of
 from muster.protocol.messages import Reason, Verdict
 
 TOKEN = 10**18
@@ -369,6 +369,7 @@ def test_ruling_that_nobody_knows_is_shown_by_its_number() -> None:
 # What is left to do
 
 REUSED = Ruling(Verdict.REJECTED, Reason.SLOT_REUSED).number
+SCHEMA = Ruling(Verdict.REJECTED, Reason.SCHEMA).number
 
 
 def closed(**changes: Any) -> Any:
@@ -402,6 +403,20 @@ def test_overturned_case_lets_anybody_fine_signers_and_absent_jurors_once() -> N
 def test_signers_are_spared(changes: dict[str, Any]) -> None:
     case = closed(**changes)
     assert penalties_of(make_world(case), case, TERMS) == [Penalty(Offence.ABSENT_JUROR, PEER)]
+
+
+@pytest.mark.parametrize(
+    ("votes", "is_spared"),
+    [
+        ([ACCEPTED.number] * 3 + [REUSED] * 2, False),
+        ([REUSED] * 2 + [ACCEPTED.number] * 2 + [SCHEMA] * 2, False),
+        ([ACCEPTED.number] * 2 + [REUSED] * 2 + [SCHEMA], True),
+    ],
+    ids=["others", "half", "most"],
+)
+def test_only_votes_for_what_stands_spare_signers(votes: list[int], is_spared: bool) -> None:
+    ruling = ACCEPTED.number if votes.count(ACCEPTED.number) == 3 else REUSED
+    assert spares_signers(FRAUD.number, ruling, votes) is is_spared
 
 
 @pytest.mark.parametrize(

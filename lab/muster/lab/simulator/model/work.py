@@ -172,9 +172,12 @@ class Case:
     """Whether a claim proved that the batch holds the work."""
 
     def spares_signers(self) -> bool:
-        """Return whether honest judges may differ from the record, or from most votes."""
-        differing = [each for each in self.revealed.values() if is_seen(each) and may_differ(each)]
-        return may_differ(self.recorded) or 2 * len(differing) > self.leading()[1]
+        """Return whether honest judges may differ from the record, or from most of the votes for
+        what replaced it.
+        """
+        ruling, votes, _ = self.leading()
+        for_it = [each for each in self.revealed.values() if kind_of(each) == kind_of(ruling)]
+        return may_differ(self.recorded) or 2 * sum(map(may_differ, for_it)) > votes
 
     def leading(self) -> tuple[int, int, bool]:
         """Return the ruling by which the kind with most votes took the lead, the votes of its kind,
