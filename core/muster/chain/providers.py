@@ -8,13 +8,14 @@ polls for it in every turn of the event loop. Subscriptions are web3's.
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 import aiohttp
 from web3 import AsyncHTTPProvider, AsyncIPCProvider, WebSocketProvider
+from web3.exceptions import PersistentConnectionClosedOK
 from web3.providers import PersistentConnectionProvider
 from web3.types import RPCEndpoint, RPCResponse
 
@@ -23,6 +24,8 @@ from muster.protocol.errors import ChainUnreachable, ConfigError
 
 MAX_ANSWER_BYTES = 256 << 20
 """Largest answer that is read: 10,000 logs of 24 kB."""
+MAX_ANSWER_VALUES = MAX_ANSWER_BYTES // 32
+"""Most values in an answer: one of an honest answer is longer, and takes 80 bytes once parsed."""
 
 _ONE_TRY: dict[str, Any] = {"max_connection_retries": 1}
 
@@ -47,13 +50,13 @@ class HttpProvider(AsyncHTTPProvider):
         """Return the answer, errors included."""
         body = self.encode_rpc_request(method, params)
         answer = await (self._post if method == SEND else self._send)(body)
-        return cast(RPCResponse, json.loads(answer))
+        return cast(RPCResponse, _parsed(answer))
 
     async def make_batch_request(self, batch_requests: Requests) -> Any:
         """Return the answers in order, or the single error of a refused batch."""
         requests = [self.form_request(method, params) for method, params in batch_requests]
         body = self.encode_batch_request_dicts(requests)
-        answers = json.loads(await self._send(body))
+        answers = _parsed(await self._send(body))
         if isinstance(answers, dict):
             return answers
         listed = answers if isinstance(answers, list) else []
@@ -109,6 +112,14 @@ class HttpProvider(AsyncHTTPProvider):
         return b"".join(parts)
 
 
+def _parsed(answer: bytes | str) -> Any:
+    """Return an answer's JSON; raises ValueError for more values than memory should hold."""
+    marks: Iterable[Any] = ",[{" if isinstance(answer, str) else (b",", b"[", b"{")
+    if sum(map(answer.count, marks)) > MAX_ANSWER_VALUES:
+        raise ValueError("too many values")
+    return json.loads(answer)
+
+
 class _PromptAnswers(PersistentConnectionProvider):
     """Passes each answer to its waiting request as soon as it arrives."""
 
@@ -158,37 +169,46 @@ class _PromptAnswers(PersistentConnectionProvider):
         return list(await asyncio.gather(*(self.make_request(*request) for request in requests)))
 
     async def socket_recv(self) -> RPCResponse:
-        """Return the next message that no request waits for."""
+        """Return the next message of a subscription that a user of web3 made."""
         while True:
             try:
                 answer = await super().socket_recv()  # type: ignore[safe-super]  # of the mixed-in
-            except Exception:
-                # The connection has ended: no answer comes any more.
+            except Exception as error:
+                # The connection has ended, or nonsense came over it: no answer comes any more.
                 self._is_lost = True
                 self.told_of_block.set()
                 for future in self._waiting.values():
                     if not future.done():
                         future.set_exception(ConnectionResetError())
-                raise
-            if self._heads and _subscription(answer) == self._heads:
-                self.told_of_block.set()
+                # Any other error web3 would raise where the connection is closed.
+                raise PersistentConnectionClosedOK(user_message=type(error).__name__) from error
+            if not isinstance(answer, dict):
                 continue
-            waiting = self._waiting.get(answer.get("id")) if isinstance(answer, dict) else None
-            if waiting is None:
+            number, subscription = answer.get("id"), _subscription(answer)
+            if self._heads and subscription == self._heads:
+                self.told_of_block.set()
+            elif type(number) is int and number in self._waiting:
+                if not self._waiting[number].done():
+                    self._waiting[number].set_result(answer)
+            elif answer.get("method") == "eth_subscription" and isinstance(subscription, str):
                 return answer
-            if not waiting.done():
-                waiting.set_result(answer)
 
 
-def _subscription(answer: Any) -> Any:
-    params = answer.get("params") if isinstance(answer, dict) else None
+def _subscription(answer: RPCResponse) -> Any:
+    params = answer.get("params")
     return params.get("subscription") if isinstance(params, dict) else None
 
 
 _HOST_AND_PORT = re.compile(r"[\w.-]+:\d{1,5}/?")
 
 
-class SocketProvider(_PromptAnswers, WebSocketProvider):
+class _BoundedSocket(WebSocketProvider):
+    async def socket_recv(self) -> RPCResponse:
+        assert self._ws is not None  # connect
+        return cast(RPCResponse, _parsed(await self._ws.recv()))
+
+
+class SocketProvider(_PromptAnswers, _BoundedSocket):
     """An endpoint over a WebSocket."""
 
 

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 from hypothesis import given, strategies as st
 
-from muster.chain.rpc import MAX_BATCH, HttpRefusal, Rpc, is_revert, mask_url, rpc_error
+from muster.chain.rpc import MAX_BATCH, SEND, HttpRefusal, Rpc, is_revert, mask_url, rpc_error
 from muster.protocol.errors import ChainUnreachable, RpcError
 
 Answer = Callable[[Any], Any]
@@ -256,9 +256,71 @@ async def test_failures_name_the_endpoint_without_secrets(error: Exception) -> N
     assert caught.value.__cause__ is None
 
 
+@pytest.mark.parametrize("scheme", ["http", "ws"])
+@pytest.mark.parametrize("values", [["x"] * 40, [[]] * 20, [{}] * 20, [[[[]]]] * 10])
+@pytest.mark.parametrize("most", [35, 60])
+async def test_answer_of_more_values_than_memory_may_hold_is_refused_unparsed(
+    monkeypatch: pytest.MonkeyPatch, scheme: str, values: list[Any], most: int
+) -> None:
+    monkeypatch.setattr("muster.chain.providers.MAX_ANSWER_VALUES", most)
+    answer = {"jsonrpc": "2.0", "id": 0, "result": values}
+
+    async def over_http(_request: web.Request) -> web.Response:
+        return web.json_response(answer)
+
+    async def over_socket(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        async for _ in socket:
+            await socket.send_json(answer)
+        return socket
+
+    runner, url = await serve(over_http if scheme == "http" else over_socket)
+    async with Rpc(url.replace("http", scheme), timeout_s=0.2) as rpc:
+        if most == 60:
+            assert await rpc.call("eth_x") == values
+        else:
+            with pytest.raises(ChainUnreachable):
+                await rpc.call("eth_x")
+    await runner.cleanup()
+
+
+NO_ANSWERS = (
+    *("7", "[]", "null", '{"id": []}', '{"id": {}}', '{"id": 99}', '{"id": 99, "error": {}}'),
+    *(f'{{"method": "eth_subscription", "params": {params}}}' for params in ("7", "{}", "[]")),
+    '{"method": "eth_subscription", "params": {"subscription": []}}',
+    '{"error": {}, "params": {"subscription": "0x1"}}',
+)
+NO_JSON = ("", "{", "x", "[" * 2000 + "]" * 2000, "9" * 5000)
+
+
+@pytest.mark.parametrize("message", [*NO_ANSWERS, *NO_JSON])
+async def test_socket_that_says_anything_else_is_unreachable_at_most(message: str) -> None:
+    messages = [message]
+
+    async def handler(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        async for asked in socket:
+            for each in [*messages, json.dumps(echo(asked.json()))]:
+                await socket.send_str(each)
+        return socket
+
+    runner, url = await serve(handler)
+    async with Rpc(url.replace("http", "ws"), timeout_s=2.0) as rpc:
+        if message in NO_ANSWERS:
+            assert await rpc.call("eth_x", 1) == [1]
+        else:
+            with pytest.raises(ChainUnreachable):
+                await rpc.call(SEND, 1)
+        messages.clear()
+        assert await rpc.call("eth_x", 2) == [2]
+    await runner.cleanup()
+
+
 async def serve(handler: Callable[[web.Request], Any]) -> tuple[web.AppRunner, str]:
     app = web.Application()
-    app.router.add_post("/", handler)
+    app.router.add_route("*", "/", handler)
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
