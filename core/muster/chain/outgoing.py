@@ -50,17 +50,17 @@ class SendRefusal(Enum):
     FEE_TOO_LOW = auto()
     """It pays less than the node or the next block requires."""
     OTHER = auto()
-    """It will never be accepted."""
+    """Another reason: its words may be of any client."""
 
 
 # Lower case, without spaces: some clients name an error, others write a sentence. In this order.
 _PHRASES: tuple[tuple[SendRefusal, tuple[str, ...]], ...] = (
     (
         SendRefusal.KNOWN,
-        ("alreadyknown", "alreadyimported", "alreadyinmempool", "knowntransaction"),
+        ("alreadyknown", "alreadyimported", "alreadyinmempool", "knowntransaction", "samehash"),
     ),
     (SendRefusal.NONCE_USED, ("noncetoolow", "invalidnonce", "nonceistoolow", "oldnonce")),
-    (SendRefusal.NONCE_TAKEN, ("replacement", "samenonce")),
+    (SendRefusal.NONCE_TAKEN, ("replacement", "replaceexisting", "samenonce", "ownnonce")),
     (SendRefusal.FEE_TOO_LOW, ("underpriced", "maxfeepergasless", "feetoolow")),
 )
 

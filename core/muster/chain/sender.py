@@ -249,13 +249,11 @@ class TransactionSender:
             action = await self._journal.begin(label, purpose_of(to, data), unsigned.nonce, signed)
             self._sent_at = self._clock()
             problem = await self._send_raw(signed)
-            refusal = refusal_of(problem) if problem else None
-            if problem is None or refusal in (SendRefusal.KNOWN, SendRefusal.NONCE_USED):
-                # A used nonce may be this transaction's own, if an answer was lost: watching will
-                # show.
+            if problem is None or await self._may_be_taken(action, problem):
                 self._tell_sent(signed)
                 return action
             await self._journal.resolve(action, ActionState.REFUSED)
+            refusal = refusal_of(problem)
             if refusal is SendRefusal.OTHER:
                 raise _explained(problem)
             logger.info("sending again", extra={"attempt": attempt, "cause": str(problem)})
@@ -489,6 +487,17 @@ class TransactionSender:
             # The transaction was sent, so only the deadline ends the wait.
             logger.debug("no look", extra={"tx": _hashes_of(action)[-1], "cause": str(error)})
             return None
+
+    async def _may_be_taken(self, action: Action, problem: RpcError) -> bool:
+        """Return whether a node may have an action that was refused; then watching will show.
+
+        A used nonce may be the action's own, if an answer was lost. A service that asks several
+        nodes may tell the refusal of one, although another took it.
+        """
+        if refusal_of(problem) in (SendRefusal.KNOWN, SendRefusal.NONCE_USED):
+            return True
+        look = await self._try_look(action)
+        return look is None or look.receipt is not None or look.known is not None
 
     # ---------------------------------------------------------------- send again
 

@@ -190,6 +190,28 @@ async def test_other_refusals_are_raised(pool: Pool) -> None:
         await pool.sender().send(TO, b"")
 
 
+@pytest.mark.parametrize("words", ["is in the queue", "underpriced", "same nonce"])
+@pytest.mark.parametrize("is_mined", [True, False])
+async def test_refused_transaction_that_the_pool_has_is_watched(
+    pool: Pool, words: str, is_mined: bool
+) -> None:
+    take = pool.methods["eth_sendRawTransaction"]
+
+    def send(raw: str) -> str:
+        take(raw)
+        # A service that passes it to several nodes answers with one node's refusal.
+        raise errors.RpcError(words, code=-32000)
+
+    pool.auto = is_mined
+    pool.methods["eth_sendRawTransaction"] = send
+    sending = asyncio.create_task(pool.sender().send(TO, b""))
+    await until(lambda: bool(pool.sent) and (is_mined or pool.now > 1.0), sending)
+    pool.confirm(pool.sent[0])
+    receipt = await sending
+    assert receipt["transactionHash"] == pool.sent[0]["hash"]
+    assert len(pool.sent) == 1
+
+
 async def test_slow_transaction_is_sent_again_with_higher_fees(pool: Pool) -> None:
     pool.auto = False
     sending = asyncio.create_task(pool.sender().send(TO, b""))

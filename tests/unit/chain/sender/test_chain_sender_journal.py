@@ -83,6 +83,10 @@ def test_raised_fees_are_at_least_a_quarter_higher(most: int, tip: int) -> None:
     ("words", "refusal"),
     [
         ("already known", SendRefusal.KNOWN),
+        ("INTERNAL_ERROR: existing tx with same hash", SendRefusal.KNOWN),
+        ("could not replace existing tx", SendRefusal.NONCE_TAKEN),
+        ("OwnNonceAlreadyUsed", SendRefusal.NONCE_TAKEN),
+        ("pending sub-pool is full", SendRefusal.OTHER),
         ("transaction already imported", SendRefusal.KNOWN),
         ("AlreadyKnown", SendRefusal.KNOWN),
         ("Known transaction", SendRefusal.KNOWN),
