@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from measured_peak import groups, kept_bytes, peak_bytes, recipe
+from measured_peak import GROUP, GROUPS, groups, kept_bytes, peak_bytes, recipe
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -30,7 +30,9 @@ from muster.trainer.learn.learner import Learner
 from muster.trainer.learn.memory_plan import (
     PROCESS,
     PROMPT_TOKENS,
+    SAMPLES,
     SAVING,
+    TOKEN_BYTES,
     MemoryChoices,
     MemoryPlan,
     MemoryShort,
@@ -112,7 +114,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 QUICK = ("all kept", "full", "adapter, short")
 """Settings that are measured every time."""
-ASIDE = {PROCESS, SAVING, "kept by libraries", "samples, log-probabilities"}
+ASIDE = {PROCESS, SAVING, SAMPLES, "kept by libraries", "log-probabilities"}
 """Parts of a plan that are not tensors of a training step."""
 
 
@@ -120,6 +122,11 @@ def planned_bytes(plan: MemoryPlan) -> float:
     """Return the peak of the tensors of a training step."""
     parts = [part for part in plan.parts if part.name not in ASIDE]
     return max(sum(p.reading for p in parts), sum(p.training for p in parts))
+
+
+def beside_samples(plan: MemoryPlan) -> float:
+    """Return the bytes of the host's memory that all but a step's samples take."""
+    return sum(part.training for part in plan.on_host if part.name != SAMPLES)
 
 
 def shelf_of(config: Qwen3Config, folder: Path) -> PolicyShelf:
@@ -290,8 +297,8 @@ def test_site_takes_what_is_planned_within_a_tenth(tmp_path: Path, length: int) 
 def test_site_on_a_gpu_keeps_its_copies_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     alone, site = (planner(100.0, device="cuda", sites=count).plan() for count in (1, 2))
     trained = sum(p.training for p in alone.parts if p.name == "gradients") / 4
-    assert (site.parts, alone.host) == (alone.parts, 0.0)
-    assert site.host == (24 + 17) * trained
+    assert (site.parts, beside_samples(alone)) == (alone.parts, 0.0)
+    assert beside_samples(site) == (24 + 17) * trained
     assert "of the host: copies of a site" in site.table()
     short = planner(100.0, device="cuda", sites=2, optimizer_state="bfloat16").plan()
     assert short.host == site.host - 4 * trained
@@ -352,7 +359,7 @@ def test_inputs_on_the_host_take_what_is_planned(
         assert measured > 1.1 * planned
     else:
         assert planned == pytest.approx(measured, rel=0.1)
-        assert max(Uncounted.rooms) <= plan.host / 19 < 2 * max(Uncounted.rooms)
+        assert max(Uncounted.rooms) <= beside_samples(plan) / 19 < 2 * max(Uncounted.rooms)
 
 
 def test_fine_tuning_takes_what_is_planned_and_reads_no_policies(tmp_path: Path) -> None:
@@ -526,12 +533,22 @@ INPUT_GB = 16_384 * 256 * 4 / 1e9
 def test_inputs_that_wait_on_the_host_take_two_blocks_of_the_device() -> None:
     full, host = (of_a_gpu(100.0, recompute=kind).plan() for kind in ("full", "host"))
     assert (full.peak - host.peak) / 1e9 == pytest.approx(4 * INPUT_GB, rel=1e-3)
-    assert (full.host, host.host) == (0.0, 5 * INPUT_GB * 1e9)
+    assert (beside_samples(full), beside_samples(host)) == (0.0, 5 * INPUT_GB * 1e9)
     assert "of the host: inputs of blocks" in host.table()
-    assert "of the host" not in full.table()
-    assert host.figures()["host_gb"] == pytest.approx(5 * INPUT_GB)
+    assert "of the host: inputs of blocks" not in full.table()
+    assert host.figures()["host_gb"] == pytest.approx(5 * INPUT_GB + full.host / 1e9)
     shared = of_a_gpu(100.0, recompute="host", ranks=4, context_ranks=4).plan()
-    assert shared.host == host.host / 4
+    assert beside_samples(shared) == beside_samples(host) / 4
+
+
+def test_samples_of_a_step_are_in_the_first_rank_s_host_memory() -> None:
+    tokens = 2 * GROUPS * GROUP * 16_384
+    one, four = (of_a_gpu(100.0, ranks=ranks).plan() for ranks in (1, 4))
+    assert [one.host, four.host] == [TOKEN_BYTES * tokens] * 2
+    assert SAMPLES not in {part.name for part in four.parts}
+    (of_process,) = (p for p in of_long_rows(100.0).plan().parts if p.name == SAMPLES)
+    assert (of_process.reading, of_process.training) == (one.host, one.host)
+    assert not of_long_rows(100.0).plan().on_host
 
 
 def test_inputs_wait_on_the_host_where_nothing_else_fits() -> None:
@@ -562,7 +579,7 @@ def test_inputs_wait_only_where_the_host_has_room(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(MemoryShort, match="recompute full") as caught:
         of_a_gpu(full.peak / 1e9 - 0.001).plan()
     assert "host" not in str(caught.value.hint)
-    with pytest.raises(MemoryShort, match=r"need 0\.08 GB of the host's memory, but only 0\.08"):
+    with pytest.raises(MemoryShort, match=r"need 0\.09 GB of the host's memory, but only 0\.09"):
         of_a_gpu(full.peak / 1e9, recompute="host").plan()
 
 

@@ -56,6 +56,8 @@ PROCESS = "process"
 """Name of the part that the process takes before anything is loaded."""
 TOKEN_BYTES = 36
 """Bytes of a token in a Python tuple."""
+SAMPLES = "samples"
+"""Name of the part of a plan that these tuples take: rank 0 has all of them."""
 LIBRARIES = 100 << 20
 """Bytes that torch and the C library take with the first step, whatever the model: code that is
 loaded then, and fragmentation."""
@@ -368,10 +370,12 @@ class Planner:
         return self._planned(passes, tokens, kind)
 
     def _planned(self, passes: PassBytes, tokens: int, kind: Recompute) -> MemoryPlan:
-        parts, of_site, on_host = self._parts(passes), self._of_site(passes), []
+        parts, on_host = self._parts(passes), list[MemoryPart]()
         if passes.host:
             on_host.append(MemoryPart("inputs of blocks", 0, passes.host))
-        (on_host if _has_host(self._choices.device) else parts).extend(of_site)
+        tuples = TOKEN_BYTES * self._work.step_tokens
+        of_python = [MemoryPart(SAMPLES, tuples, tuples), *self._of_site(passes)]
+        (on_host if _has_host(self._choices.device) else parts).extend(of_python)
         return MemoryPlan(tuple(parts), tokens, kind, self._available, tuple(on_host), self._host)
 
     def _of_site(self, passes: PassBytes) -> list[MemoryPart]:
@@ -411,10 +415,10 @@ class Planner:
         if ranks > 1:
             gathered = self._gathered(2 if is_short else 4)
             parts.append(MemoryPart("weights gathered from ranks", gathered, gathered))
-        known = work.step_tokens * (TOKEN_BYTES + 4 * work.values)
+        known = work.step_tokens * 4 * work.values
         parts += [
             MemoryPart("passes", passes.reading, passes.training),
-            MemoryPart("samples, log-probabilities", known, known),
+            MemoryPart("log-probabilities", known, known),
         ]
         if choices.device == "cpu":
             parts.append(MemoryPart("kept by libraries", LIBRARIES, LIBRARIES))
