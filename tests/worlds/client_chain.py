@@ -78,7 +78,9 @@ def make_view() -> Any:
     )
     members = {WORKER: make_account()}
     run.members = members
-    view = Searched(workers=members, runs={RUN: run}, batches={}, payments=[], cases={})
+    view = Searched(
+        workers=members, runs={RUN: run}, batches={}, payments=[], cases={}, block_number=50
+    )
 
     def standing(_run_id: RunId, worker: Address, *, before: int) -> MemberAtBlock | None:
         account = members.get(worker)

@@ -100,6 +100,8 @@ class Contracts:
     account: Address = NODE
     me: Address = NODE
     labels: set[str] = field(default_factory=set)
+    units_taken: int = 0
+    """Units that others took out of the orchestrator's batch, which the view does not show yet."""
 
     def __post_init__(self) -> None:
         self.deployment = SimpleNamespace(contracts={"DisputeCourt": JUROR})
@@ -134,6 +136,10 @@ class Contracts:
 
     async def submit_direct(self, *args: Any) -> Any:
         return await self._send("submit", args)
+
+    async def units_split_off(self, batch_id: int, *, after: int) -> int:
+        assert (batch_id, after) == (3, 50)
+        return self.units_taken
 
     async def split_off(self, *args: Any) -> Any:
         return await self._send("split", args)

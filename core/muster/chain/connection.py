@@ -25,6 +25,7 @@ from muster.chain.contracts import (
 from muster.chain.deployment import Deployment, load_deployment
 from muster.chain.log_store import log_file
 from muster.chain.quorum import open_rpc
+from muster.chain.reader import logs_between
 from muster.chain.rpc import (
     LatestBlock,
     RatePatience,
@@ -252,6 +253,20 @@ class Chain:
     async def block_number(self) -> int:
         """Return the height of the latest block."""
         return from_hex(await self.rpc.call("eth_blockNumber"))
+
+    async def units_split_off(self, batch_id: int, *, after: int) -> int:
+        """Return the units that workers took out of a batch in the blocks after one, in those that
+        are not confirmed, too.
+        """
+        events = contract_abi("ContributionLedger").events
+        topic = next(event.topic for event in events if event.name == "BatchSplit")
+        query = {
+            "address": self.deployment.contracts["ContributionLedger"],
+            "topics": [topic, None, f"0x{batch_id:064x}"],
+        }
+        logs = logs_between(self.rpc, query, after + 1, await self.block_number())
+        splits = [self.events.decode(log, 0) async for log in logs]
+        return sum(split.args["work"].submission.units for split in splits if split is not None)
 
     async def read(self, contract: str, function: str, args: Sequence[Any]) -> tuple[Any, ...]:
         """Return the result of a view."""

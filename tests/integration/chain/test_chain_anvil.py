@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from muster.deploy import DeployParameters, deploy_contracts
 from muster.protocol import errors
 from muster.protocol.eip712 import address_of
 from muster.protocol.ids import PolicyVersion, RunId, to_address
+from muster.protocol.merkle import batch_proof
 from muster.protocol.messages import Verdict
 
 STAKE = 100 * TOKEN
@@ -276,6 +278,27 @@ async def test_overturned_fraud_gives_stake_and_status_back(net: Scenario) -> No
     assert (case.reporter, len(case.votes)) == (CHALLENGER.address, PARAMETERS.jury_size)
     standing = await chain.ledger.standing_of(proof)
     assert (standing.outcome, standing.verdict) == (records[0], Verdict.ACCEPTED)
+
+
+async def test_a_header_of_before_a_split_is_that_of_now_less_what_was_split_off(
+    net: Scenario,
+) -> None:
+    works = [net.submission(HONEST, 0), net.submission(CHEATER, 0, units=500)]
+    batch_id = await net.commit(works)
+    await net.pass_time(PARAMETERS.outcome_deadline_s)
+    chain, before = net.of(CHEATER), await net.view()
+    batch, read_to = before.batches[batch_id], before.block_number or 0
+    assert await chain.units_split_off(batch_id, after=read_to) == 0
+    await net.split_off(batch_id, works, 0, HONEST)
+    assert await chain.units_split_off(batch_id, after=read_to) == works[0].units
+    assert await chain.units_split_off(batch_id + 1, after=read_to) == 0
+    await net.put_up_bond(CHEATER)
+    held = await net.work(works[1], CHEATER), 1, batch_proof([w.leaf() for w in works], 1), []
+    stale = batch.header()
+    with pytest.raises(errors.ContractRevert, match="LedgerBatchMismatch"):
+        await chain.ledger.split_off(stale, *held)
+    await chain.ledger.split_off(replace(stale, units=stale.units - works[0].units), *held)
+    assert (await net.view()).batches[batch_id].units == 0
 
 
 async def test_work_that_its_run_left_unjudged_is_judged_by_the_network(net: Scenario) -> None:

@@ -15,7 +15,7 @@ submission, and gas, are at risk; both belong to the node.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 
@@ -354,6 +354,11 @@ class SilenceDuty:
         assert step is SilenceStep.SPLIT  # the only remaining step
         assert proven is not None  # the batch was found by its proof
         await self.provide_bond()
+        # Each split changes the header. Those that the view waits to see confirmed count, too: else
+        # only one in so many blocks would succeed.
+        read_to = self.context.view.block_number or 0
+        taken = await self.chain.units_split_off(batch.batch_id, after=read_to)
+        header = replace(header, units=header.units - taken)
         work = self.context.work(signed)
         return await chain.ledger.split_off(
             header, work, proven.position, proven.proof, self.sources

@@ -246,13 +246,15 @@ async def test_run_that_takes_nothing_is_not_asked(desk: Silenced, change: Any) 
     assert await desk.at(LATE) == []
 
 
-async def test_unjudged_work_is_taken_out_and_judges_are_called(desk: Silenced) -> None:
+@pytest.mark.parametrize("taken", [0, 3])
+async def test_unjudged_work_is_taken_out_and_judges_are_called(desk: Silenced, taken: int) -> None:
     desk.sign()
-    batch = desk.commit()
+    batch, desk.chain.units_taken = desk.commit(), taken
     assert await desk.at(DUE_AT - 1) == []
     assert await desk.at(DUE_AT) == ["split"]
     header, work, position, proof, _ = desk.chain.sent[-1][1]
-    assert (header, position, list(proof)) == (batch.header(), 0, [OTHER.leaf()])
+    assert (position, list(proof)) == (0, [OTHER.leaf()])
+    assert header == replace(batch.header(), units=batch.units - taken)
     assert work.submission == SIGNED.submission
     desk.view.batches[4] = own(split_from=3)
     assert await desk.at(DUE_AT + 1) == ["summon"]
