@@ -335,20 +335,27 @@ def _open_devnet(environ: Mapping[str, str]) -> int | None:
 
 
 def running_devnet(environ: Mapping[str, str] = os.environ) -> NetworkProfile | None:
-    """Return the devnet that runs on this machine; None when there is none."""
+    """Return the devnet that runs on this machine; None when there is none, or it has announced
+    nothing yet. Raises ConfigError when its file is damaged.
+    """
     folder = config_folder(environ)
     if folder is None:
         return None
+    path = folder / DEVNET_FILE
     try:
-        file = (folder / DEVNET_FILE).open("rb")
+        file = path.open("rb")
     except OSError:
         return None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
+            line = file.readline()
             try:
-                return NetworkProfile.model_validate_json(file.readline())
-            except ValidationError:
-                return None  # it is starting, and has announced nothing yet
+                return NetworkProfile.model_validate_json(line) if line else None
+            except ValidationError as error:
+                raise ConfigError(
+                    f"{path} is damaged: {first_fault(error)}",
+                    hint="stop `muster devnet` and start it again: it writes the file anew",
+                ) from error
     return None

@@ -231,6 +231,20 @@ def test_a_running_devnet_is_known_and_an_ended_one_is_not(home: dict[str, str])
     assert where(home) == (DEFAULT_RPC, DEPLOYMENTS)
 
 
+def test_a_running_devnet_whose_file_is_damaged_is_named_and_not_overlooked(
+    home: dict[str, str],
+) -> None:
+    file = Path(home["XDG_CONFIG_HOME"], "muster", "devnet.json")
+    with announced(home) as devnet:
+        devnet.tell(HERE)
+        file.write_text("{")
+        with pytest.raises(ConfigError, match=rf"{file} is damaged: ") as caught:
+            resolve(None, None, home)
+        assert "muster devnet" in str(caught.value.hint)
+    file.write_text("{")  # nobody holds it: no devnet runs
+    assert where(home) == (DEFAULT_RPC, DEPLOYMENTS)
+
+
 def test_the_current_network_comes_before_the_devnet(known: dict[str, str]) -> None:
     with announced(known) as devnet:
         devnet.tell(HERE)
