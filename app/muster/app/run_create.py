@@ -69,7 +69,7 @@ SAMPLES = 4
 @click.option(
     "--engine", "engines", multiple=True, help="Engine that the calibration must cover; repeatable."
 )
-@click.option("--price", metavar="AMOUNT", help="Per unit: wei, or '0.001 tokens'.")
+@click.option("--price", metavar="TOKENS", help="Pay per unit.")
 @click.option(
     "--fraud-ppm",
     type=int,
@@ -82,7 +82,7 @@ SAMPLES = 4
     metavar="N",
     help="Exact fraud, in millionths. [default: 500000]",
 )
-@click.option("--fund", metavar="AMOUNT", help="Rewards to pay into the run now. [default: 0]")
+@click.option("--fund", metavar="TOKENS", help="Rewards to pay into the run now. [default: 0]")
 @click.option("--store", type=FOLDER, help="The trainer's chunk store.")
 @click.option(
     "--documents", type=FOLDER, help="Folder to write the run's documents to, named by hash."
@@ -105,6 +105,7 @@ def create(file: Path | None, yes: bool, as_json: bool, **flags: Any) -> None:
     import json
 
     from muster.app.run_file import read_run, wallets_of
+    from muster.client.owning import read_purse
     from muster.telemetry import setup_logging
     from muster.trainer.create import create_run, require_checkable
 
@@ -115,6 +116,7 @@ def create(file: Path | None, yes: bool, as_json: bool, **flags: Any) -> None:
     plan = asked.plan(trainer.address, **switches)
 
     async def agree(chain: Chain, config: RunConfig) -> None:
+        await read_purse(chain, owner.address, plan.fund_wei)
         found = None
         if asked.sample:
             found = await asyncio.to_thread(_try_model, plan, asked.sample, asked.device)
@@ -186,11 +188,10 @@ async def _jurors(chain: Chain, excluded: set[Address]) -> str:
 
 
 def _parts(plan: RunPlan, found: Tried | None) -> dict[str, str]:
-    from muster.app.run_file import read_calibration
     from muster.client.quantities import format_size
     from muster.protocol.rollouts import MAX_FILE_BYTES
     from muster.tasks import TaskSet
-    from muster.trainer.create import largest_file
+    from muster.trainer.create import largest_file, read_calibration
     from muster.trainer.sft.lineage import describe_base
 
     made_of = describe_base(plan.model, plan.recipe.prompt)

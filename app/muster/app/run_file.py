@@ -11,11 +11,10 @@ from muster.client.preflight import require_covered, require_ordered_slashes
 from muster.client.quantities import parse_tokens
 from muster.protocol.errors import ConfigError, EncodingError
 from muster.protocol.ids import Address, to_address
-from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Listed, Settings, load_settings, read_file
+from muster.settings import DEFAULT_RPC, DEPLOYMENTS, Listed, Settings, load_settings
 from muster.settings.flags import find_preset, preset_names
-from muster.toploc import Calibration
 from muster.trainer.config import load_recipe
-from muster.trainer.create import RunPlan
+from muster.trainer.create import RunPlan, read_calibration
 
 if TYPE_CHECKING:
     from muster.wallet import Wallet
@@ -25,13 +24,14 @@ VARIABLES = "MUSTER_CREATE_"
 
 
 def _amount(value: Any) -> Any:
-    """Return the wei of text such as `"5 tokens"`; other values are returned unchanged."""
-    if isinstance(value, str) and value.endswith(" tokens"):
-        return parse_tokens(value.removesuffix(" tokens"))
-    return value
+    """Return the wei of text such as "0.5" or "5 tokens"; a number, as files have it, is wei."""
+    return parse_tokens(value) if isinstance(value, str) else value
 
 
-Wei = Annotated[int, BeforeValidator(_amount)]
+def _amount_or_none(value: Any) -> Any:
+    return 0 if value == "0" else _amount(value)
+
+
 Ppm = Annotated[int, Field(ge=0, le=10**6)]
 
 
@@ -67,14 +67,15 @@ class RunFile(Settings):
     """The validation limits, measured by `muster calibrate` with this model and recipe."""
     engines: Annotated[tuple[str, ...], Listed] = ()
     """Engines and number formats that the calibration must cover, such as "vllm:bfloat16"."""
-    price: Annotated[Wei, Field(ge=1)]
-    """Pay per unit: token wei, or text such as "0.001 tokens"."""
+    price: Annotated[int, BeforeValidator(_amount), Field(ge=1)]
+    """Pay per unit: text in tokens, such as "0.001"; a number without quotes is token wei."""
     fraud_ppm: Ppm = 100_000
     """Millionths of stake slashed for a first statistical fraud; doubled each time."""
     exact_fraud_ppm: Ppm = 500_000
     """Millionths of stake slashed for an exact fraud, which also bans."""
-    fund: Annotated[Wei, Field(ge=0)] = 0
-    """Reward paid into the run at once: token wei, or text such as "1000 tokens"."""
+    fund: Annotated[int, BeforeValidator(_amount_or_none), Field(ge=0)] = 0
+    """Reward paid into the run at once: text in tokens, such as "1000"; a number without quotes is
+    token wei."""
     store: Path
     """The trainer's chunk store, which receives version 0."""
     documents: Path
@@ -154,11 +155,6 @@ def wallets_of(asked: RunFile) -> tuple[Wallet, Wallet]:
     password = asked.trainer_password_file or asked.password_file
     what = f"trainer {asked.trainer_keystore}"
     return owner, open_wallet(asked.trainer_keystore, password, what=what)
-
-
-def read_calibration(path: Path) -> Calibration:
-    """Return a calibration; raises ConfigError when it cannot be read."""
-    return Calibration.from_bytes(read_file(path, hint="write this file with muster calibrate"))
 
 
 def _account(setting: str, text: str) -> Address:

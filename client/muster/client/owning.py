@@ -100,10 +100,9 @@ class Subject:
 # Money
 
 
-async def fund(subject: Subject, amount_wei: int) -> Act:
-    """Return the act of paying tokens into a run; anyone may."""
-    subject.require_open()
-    chain, run, account = subject.chain, subject.run, subject.account
+async def read_purse(chain: Chain, account: Address, amount_wei: int) -> int:
+    """Return the token wei that an account holds; raises ConfigError when it cannot pay that much
+    into a run."""
     held = await chain.token.balance_of(account)
     if held < amount_wei:
         raise ConfigError(
@@ -111,6 +110,14 @@ async def fund(subject: Subject, amount_wei: int) -> Act:
             "paid in",
             hint="pay in less, or send it some tokens",
         )
+    return held
+
+
+async def fund(subject: Subject, amount_wei: int) -> Act:
+    """Return the act of paying tokens into a run; anyone may."""
+    subject.require_open()
+    chain, run, account = subject.chain, subject.run, subject.account
+    held = await read_purse(chain, account, amount_wei)
     escrow = chain.deployment.contracts["RewardEscrow"]
     pay = OwnerStep("RewardEscrow.fund", lambda chain: chain.escrow.fund(run.run_id, amount_wei))
     steps: tuple[OwnerStep, ...] = (pay,)

@@ -15,9 +15,10 @@ _SIZES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")
 
 
 def parse_tokens(text: str) -> int:
-    """Return the wei of a decimal amount of tokens, such as `1234.5` or `1,234.5`; raises
-    ConfigError.
+    """Return the wei of a decimal amount of tokens, such as `1234.5`, `1,234.5` or `5 tokens`;
+    raises ConfigError.
     """
+    text = text.removesuffix(" tokens")
     plain = text.replace(",", "") if _GROUPED.fullmatch(text) else text
     try:
         # The default decimal context would round amounts of more than 28 digits.

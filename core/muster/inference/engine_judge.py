@@ -19,7 +19,7 @@ from muster.protocol.errors import ConfigError, ProofError
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.prompts import render_prompt
 from muster.protocol.recipe import PromptRecipe, ProofRecipe
-from muster.settings import read_file
+from muster.settings import read_document
 from muster.toploc import Calibration
 
 MODEL_VARIABLE = "MUSTER_JUDGE_MODEL"
@@ -112,7 +112,7 @@ def seed_of(prompt: str) -> int:
 
 def read_limits(path: Path) -> Calibration:
     """Return a judge's calibration; raises ConfigError when it has other proofs or temperature."""
-    calibration = Calibration.from_bytes(read_file(path, hint="muster calibrate writes it"))
+    calibration = read_document(Calibration, path, hint="muster calibrate writes it")
     if (calibration.proof, calibration.temperature) != (PROOF, TEMPERATURE):
         raise ConfigError(
             f"{path} was measured with other proofs or at another temperature than judges have",

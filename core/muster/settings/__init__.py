@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from muster.protocol.documents import Document, first_fault
-from muster.protocol.errors import ConfigError
+from muster.protocol.errors import ConfigError, EncodingError
 from muster.settings.profiles import (
     DEFAULT_RPC as DEFAULT_RPC,
     DEPLOYMENTS as DEPLOYMENTS,
@@ -173,6 +173,18 @@ def parse_document(kind: type[D], values: Mapping[str, Any], file: Path) -> D:
         raise ConfigError(f"{file}: {error}") from error
 
 
+def read_document(kind: type[D], file: Path, *, hint: str) -> D:
+    """Return the document in a file; `hint` says which file it should be.
+
+    Raises ConfigError when the file cannot be read, EncodingError when it is no such document.
+    """
+    data = read_file(file, hint=hint)
+    try:
+        return kind.from_bytes(data)
+    except EncodingError as error:
+        raise EncodingError(f"{file} is no {kind.NAME}: {error}", hint=hint) from error
+
+
 def _refuse_unknown(cls: type[Settings], values: Mapping[str, Any], where: str) -> None:
     for key in values:
         if key not in cls.model_fields:
@@ -187,4 +199,6 @@ def _first_problem(error: ValidationError, env_prefix: str) -> ConfigError:
     if problem["type"] == "missing":
         hint = f"give --{name.replace('_', '-')}, or set {env_prefix}{name.upper()}"
         return ConfigError(f"setting {name!r} is missing", hint=hint)
-    return ConfigError(f"setting {name!r}: {problem['msg']}, got {problem['input']!r}")
+    said = problem["msg"].removeprefix("Value error, ")
+    advice = getattr(problem.get("ctx", {}).get("error"), "hint", None)
+    return ConfigError(f"setting {name!r}: {said}, got {problem['input']!r}", hint=advice)

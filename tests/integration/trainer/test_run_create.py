@@ -219,7 +219,7 @@ async def test_who_cannot_pay_for_gas_is_named_before_anything_is_sent(
 
 
 async def test_flags_go_before_the_file(desk: Desk) -> None:
-    words = ("run", "create", desk.file(sample=0), "--yes", "--fund", "1 tokens", "--quorum", "3")
+    words = ("run", "create", desk.file(sample=0), "--yes", "--fund", "1", "--quorum", "3")
     result = await desk.stage.run(*words)
     assert result.exception is None, result.output
     assert "base model  not tried" in result.stderr
@@ -323,7 +323,7 @@ async def test_a_submission_that_exceeds_its_file_is_refused(desk: Desk) -> None
     ("changes", "said"),
     [
         ({"quorum": 4}, "a quorum of 4 of 3 validators is impossible"),
-        ({"fund": "1000000000000 tokens"}, "less than the funds of the run"),
+        ({"fund": "1,000,000,000,000"}, "tokens, 1,000,000,000,000 are to be paid in"),
         ({"trainer": CHALLENGER.address}, "trainer_keystore holds"),
         ({"price": None}, "setting 'price' is missing"),
     ],

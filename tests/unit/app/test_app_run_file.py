@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from muster.app.run_file import RunFile, read_run
+from muster.client.quantities import WEI_PER_TOKEN as TOKEN, parse_tokens
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import to_address
 
@@ -47,12 +48,29 @@ def test_flags_go_before_the_file() -> None:
 
 def test_plan_is_what_the_flags_say() -> None:
     plan = read(fund="7", steps=9).plan(OTHER, admit_anyway=True)
-    assert (plan.price_wei, plan.fund_wei, plan.quorum) == (5, 7, 1)
+    assert (plan.price_wei, plan.fund_wei, plan.quorum) == (5 * TOKEN, 7 * TOKEN, 1)
     assert plan.validators == (ADDRESS, OTHER)
     assert plan.trainer == OTHER
     assert plan.recipe.training.steps == 9
     assert (plan.admits_anyway, plan.accepts_unsafe_economics) == (True, False)
     assert read(trainer=ADDRESS).plan(OTHER).trainer == ADDRESS
+
+
+@pytest.mark.parametrize("text", ["1234.5", "1,234.5", "1234.5 tokens", "1,234.5 tokens"])
+def test_amounts_are_tokens_as_in_other_commands(text: str) -> None:
+    asked = read(price=text, fund=text)
+    assert asked.price == asked.fund == parse_tokens(text) == 2469 * TOKEN // 2
+
+
+def test_numbers_of_a_file_are_token_wei_as_in_network_files(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('price = 1_000_000\nfund = "7"\n')
+    asked = read_run(path, {name: value for name, value in FLAGS.items() if name != "price"})
+    assert (asked.price, asked.fund) == (10**6, 7 * TOKEN)
+
+
+def test_nothing_may_be_paid_in(tmp_path: Path) -> None:
+    assert read().fund == read(fund="0").fund == 0
 
 
 @pytest.mark.parametrize(
@@ -78,9 +96,11 @@ def test_plan_that_cannot_be_is_refused(
     ("changes", "said"),
     [
         ({"quorum": 0}, "setting 'quorum'"),
-        ({"price": "0"}, "setting 'price'"),
-        ({"price": "1 coin"}, "setting 'price'"),
+        ({"price": "0"}, "setting 'price': not an amount of tokens: '0'"),
+        ({"price": "1 coin"}, "setting 'price': not an amount of tokens: '1 coin'"),
         ({"price": "x tokens"}, "not an amount of tokens: 'x'"),
+        ({"price": 0}, "setting 'price'"),
+        ({"fund": "-1"}, "setting 'fund': not an amount of tokens: '-1'"),
         ({"fraud_ppm": 1_000_001}, "setting 'fraud_ppm'"),
         ({"recipe": "no-such"}, "is neither a file nor a preset"),
         ({"keystore": None}, "setting 'keystore' is missing"),

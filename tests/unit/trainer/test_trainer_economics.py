@@ -1,6 +1,8 @@
 """A run's parameters from a cheat's view, and the refusal of profitable ones."""
 
+import re
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -100,7 +102,9 @@ def test_a_refusal_names_changes_that_are_enough() -> None:
     forged = [cheat for cheat in cheats_of(MEASURED) if cheat.name == "constant"]
     with pytest.raises(ConfigError) as caught:
         refuse_unsafe(sparse, forged)
-    assert "a --price of at most" in (caught.value.hint or "")
     found = economics.remedies(sparse, forged)
     assert found.price_wei is not None
+    said = re.search(r"a --price of at most (0\.\d+) tokens", caught.value.hint or "")
+    assert said is not None
+    assert Decimal(said[1]) * TOKEN == found.price_wei
     refuse_unsafe(replace(sparse, price_wei=found.price_wei), forged)

@@ -128,6 +128,13 @@ def test_calibration_of_smaller_or_unknown_submissions_is_refused(
         check_documents(plan)
 
 
+def test_file_that_is_no_calibration_is_named_with_the_option(plan: RunPlan) -> None:
+    plan = replace(plan, calibration=plan.task_set)
+    with pytest.raises(EncodingError, match=r"/tasks\.jsonl is no calibration: ") as caught:
+        check_documents(plan)
+    assert caught.value.hint == "give the file that `muster calibrate` wrote, with --calibration"
+
+
 def test_malformed_calibration_is_refused(plan: RunPlan) -> None:
     plan.calibration.write_bytes(b"{}")
     with pytest.raises(EncodingError):

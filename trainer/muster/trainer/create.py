@@ -27,7 +27,7 @@ from muster.protocol.errors import ChainError, ConfigError, StorageError, TaskEr
 from muster.protocol.ids import Address, Hash32, RunId
 from muster.protocol.recipe import PromptRecipe, Recipe
 from muster.protocol.rollouts import MAX_FILE_BYTES, MAX_ROWS
-from muster.settings import read_file
+from muster.settings import read_document
 from muster.shardcast import ChunkStore, state_hash
 from muster.tasks import TaskSet, dialogue_of, identities
 from muster.tasks.admission import Trial, admit
@@ -142,8 +142,8 @@ async def create_run(
     """Create and fund the run; returns its id and the hashes it pins.
 
     Version 0 is published when the trainer's key is given; otherwise the trainer does it when it
-    starts. Raises ConfigError when the parts do not fit, the owner lacks tokens or cheating
-    would pay: before anything is written or sent.
+    starts. Raises ConfigError when the parts do not fit or cheating would pay: before anything is
+    written or sent.
     """
     files = model_files(plan.model)
     if trainer is not None and address_of(trainer) != plan.trainer:
@@ -162,7 +162,6 @@ async def create_run(
     )
     async with await Chain.connect(rpc, deployments, key=owner) as chain:
         await _require_safe_economics(plan, documents.calibration, config.terms, chain)
-        await _require_tokens(plan, chain, address_of(owner))
         if agree is not None:
             await agree(chain, config)
         documents.write(plan.documents)
@@ -227,16 +226,6 @@ async def _require_safe_economics(
         if not plan.accepts_unsafe_economics:
             raise
         logger.warning("run created although cheating pays", extra={"reason": str(refused)})
-
-
-async def _require_tokens(plan: RunPlan, chain: Chain, owner: Address) -> None:
-    """Raise ConfigError when the owner cannot pay in what the plan says."""
-    held = await chain.token.balance_of(owner)
-    if held < plan.fund_wei:
-        raise ConfigError(
-            f"{owner} holds {held} token wei, less than the funds of the run, {plan.fund_wei}",
-            hint="lower --fund; add more later with `muster run fund`",
-        )
 
 
 def model_files(folder: Path) -> dict[str, Path]:
@@ -358,9 +347,15 @@ def pinned_recipe(recipe: Recipe, task_types: Iterable[str], model: Path | None)
     return Recipe.from_bytes(recipe.to_bytes())
 
 
+def read_calibration(path: Path) -> Calibration:
+    """Return a calibration; raises ConfigError or EncodingError that names the file."""
+    hint = "give the file that `muster calibrate` wrote, with --calibration"
+    return read_document(Calibration, path, hint=hint)
+
+
 def _calibration(plan: RunPlan) -> Calibration:
     """Return the calibration; raises ConfigError when it was measured for another recipe."""
-    calibration = Calibration.from_bytes(read_file(plan.calibration))
+    calibration = read_calibration(plan.calibration)
     misfit = calibration.misfit(plan.recipe)
     if None in (calibration.submission_samples, calibration.max_new_tokens):
         misfit = misfit or "does not say how large the submissions are that its limits hold for"

@@ -6,6 +6,7 @@ the deployment, and refuses a run whose parameters make cheating pay.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 
 from muster.chain import Chain, RunTerms
 from muster.deploy import DeployParameters
@@ -110,9 +111,10 @@ def refuse_unsafe(terms: WorkerTerms, cheats: Sequence[Cheat]) -> None:
 def _mended(terms: WorkerTerms, cheats: Sequence[Cheat]) -> str:
     """Return in words the changes of which each alone makes cheating unprofitable."""
     found = economics.remedies(terms, cheats)
+    price = None if found.price_wei is None else Decimal(found.price_wei) / TOKEN
     ways = [
         (found.fraud_ppm, "--fraud-ppm and --exact-fraud-ppm of at least {:,}"),
-        (found.price_wei, "a --price of at most {:,}"),
+        (price, "a --price of at most {:f} tokens"),
         (found.required_stake, "contracts that require a worker's stake of at least {:,} wei"),
     ]
     worded = [words.format(value) for value, words in ways if value is not None]

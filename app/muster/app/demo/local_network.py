@@ -22,6 +22,7 @@ from muster.app.demo.keys import PASSWORD, Cast, DemoAccount, DemoWorker, Role
 from muster.app.demo.processes import DemoProcess, Processes
 from muster.chain import Chain, save_deployment
 from muster.chain.structs import ZERO_ADDRESS
+from muster.client.quantities import format_tokens
 from muster.client.stake import (
     FAUCET_CHAIN_ID,
     join_bench,
@@ -313,9 +314,9 @@ class Network:
             ["--task-set", str(self.folder / "tasks.jsonl"), "--steps", str(steps)],
             ["--calibration", str(self.folder / "calibration.json")],
             ["--documents", str(self._home / "documents"), "--store", str(self._store)],
-            ["--price", str(PRICE_PER_UNIT), "--fraud-ppm", str(FRAUD_PPM)],
+            ["--price", format_tokens(PRICE_PER_UNIT, group=""), "--fraud-ppm", str(FRAUD_PPM)],
             ["--exact-fraud-ppm", str(FRAUD_PPM)],
-            ["--fund", str(RUN_FUNDS)],
+            ["--fund", format_tokens(RUN_FUNDS, group="")],
         )
         return RunId(int(json.loads(output.splitlines()[-1])["run_id"]))
 

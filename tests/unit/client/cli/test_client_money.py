@@ -37,12 +37,14 @@ ENVELOPE_BYTES = 115
 @given(st.integers(1, 2**128 - 1))
 def test_amounts_survive_formatting_and_parsing(wei: int) -> None:
     assert parse_tokens(format_tokens(wei)) == parse_tokens(format_tokens(wei, group="")) == wei
+    assert parse_tokens(f"{format_tokens(wei)} tokens") == wei
 
 
 @pytest.mark.parametrize(
     "text",
     [
         *("", "x", "-1", "0", "nan", "inf", "1e99", "0.0000000000000000001", "1 000"),
+        *("1 coin", "tokens", " tokens", "1tokens", "1 wei"),
         # Commas elsewhere than between thousands.
         *("0,5", "1,00", "1,0000", "1,000,00", "1000,000", ",100"),
     ],
