@@ -36,6 +36,7 @@ from muster.protocol.errors import ConfigError, NotYet
 from muster.protocol.ids import Address, Hash32, RunId
 from muster.protocol.jury import BENCH
 from muster.protocol.messages import NodeRegistration
+from muster.protocol.recipe import Recipe
 from muster.wallet import Wallet
 
 
@@ -209,7 +210,10 @@ class StakeOffer:
         """Return whether a stake brings work: it must cover the most units of a ticket."""
         ticket_wei = self.needed.ticket_wei
         if ticket_wei is None:
-            return "comes if the stake covers a ticket: --orchestrator URL says how much that takes"
+            return (
+                "comes if the run has steps left and the stake covers a ticket: --orchestrator URL "
+                "says how much that takes"
+            )
         needed = f"this run's largest ticket takes {format_tokens(ticket_wei)} tokens"
         if staked_wei < ticket_wei:
             return f"does not come: {needed}, only {format_tokens(staked_wei)} would be staked"
@@ -223,12 +227,13 @@ async def stake_offer(
     amount_wei: int | None,
     *,
     with_node: bool,
-    ticket_units: int | None = None,
+    recipe: Recipe | None = None,
 ) -> StakeOffer:
     """Return the terms of staking for a run; the default amount is the stake that is missing to
-    join, and to get a ticket of up to `ticket_units`, if that is known.
+    join, and to get the largest ticket of the run's recipe, if that is known.
 
-    Raises ConfigError when the run is unknown, or the account cannot stake for it.
+    Raises ConfigError when the run is unknown, or the account cannot stake for it, or gets no work
+    for it.
     """
     terms, number = await terms_of_run(chain, run_id)
     active = await chain.vault.active_stake(run_id, account)
@@ -239,7 +244,9 @@ async def stake_offer(
             hint="a ban ends only when a jury overturns a verdict: muster explain, muster dispute",
         )
     works = not await chain.runs.is_validator(run_id, account)
-    needed = await workers_stake(chain, ticket_units if works else None)
+    if works and recipe is not None:
+        await _require_unfinished(chain, run_id, recipe)
+    needed = await workers_stake(chain, recipe.sampling.max_units if works and recipe else None)
     joins = works and member.status is WorkerStatus.NONE
     missing = max(needed.wei - active, 0)
     if joins:
@@ -258,6 +265,15 @@ async def stake_offer(
         joins=joins,
         works=works,
     )
+
+
+async def _require_unfinished(chain: Chain, run_id: RunId, recipe: Recipe) -> None:
+    steps, version = recipe.training.steps, await chain.runs.latest_version(run_id)
+    if steps and version is not None and version >= steps:
+        raise ConfigError(
+            f"run {run_id} is finished, with version {version} of {steps}: stake brings no work",
+            hint="choose another run of muster run list; muster unstake takes stake back",
+        )
 
 
 async def _require_node(chain: Chain, account: Address, *, with_node: bool) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fee_oracles
@@ -193,8 +194,10 @@ async def test_the_doctor_asks_for_the_stake_that_staking_takes(
     newcomer, joined = to_address(b"\x09" * 20), WORKERS[0].address
     async with await Chain.connect(asked.rpc, asked.deployments) as chain:
         units = 1 + 100 * TOKEN // await chain.ledger.stake_per_unit()
+        sampling = SimpleNamespace(max_units=units)
+        recipe: Any = SimpleNamespace(sampling=sampling, training=SimpleNamespace(steps=0))
         offer = await stake_offer(
-            chain, newcomer, network.run_id, None, with_node=True, ticket_units=units
+            chain, newcomer, network.run_id, None, with_node=True, recipe=recipe
         )
         about = doctor_network.examine_worker
         lines = [line async for line in about(chain, network.run_id, newcomer, units)]

@@ -66,9 +66,9 @@ def stake(
     """Stake for a run, and become its worker, in one transaction; or add stake there.
 
     The default --amount is what the contracts require, and what the largest ticket of the run's
-    recipe takes, which --orchestrator shows: less brings no work. A new worker signs the number of
-    the run's terms; --node names its hot key, the first time. A worker of the run only adds the
-    amount. Prints the transaction's hash.
+    recipe takes, which --orchestrator shows: less brings no work. With it, a finished run is
+    refused. A new worker signs the number of the run's terms; --node names its hot key, the first
+    time. A worker of the run only adds the amount. Prints the transaction's hash.
 
     \b
     Examples:
@@ -94,7 +94,7 @@ async def _stake(owner: Wallet, node: Wallet | None, options: dict[str, Any]) ->
             stake_offer,
             *(chain, owner.address, run_id, amount),
             with_node=node is not None,
-            ticket_units=await _ticket_units(chain, run_id, options["orchestrator"]),
+            recipe=await _recipe(chain, run_id, options["orchestrator"]),
         )
         offer = await make_offer()
         missing = offer.amount_wei - offer.balance_wei
@@ -122,26 +122,24 @@ async def _stake(owner: Wallet, node: Wallet | None, options: dict[str, Any]) ->
         click.echo(await what_next(chain, owner.address, run_id), err=True)
 
 
-async def _ticket_units(chain: Chain, run_id: RunId, url: str | None) -> int | None:
-    """Return the most units of a ticket, by the recipe that the chain pins; None when the
-    orchestrator does not show it."""
+async def _recipe(chain: Chain, run_id: RunId, url: str | None) -> Recipe | None:
+    """Return the recipe that the chain pins; None when the orchestrator does not show it."""
     await terms_of_run(chain, run_id)
     if url is None:
         return None
     from muster.api import OrchestratorApi
 
     async with OrchestratorApi(url) as api:
-        return await ticket_units(api, (await chain.runs.config_of(run_id)).recipe_hash)
+        return await shown_recipe(api, (await chain.runs.config_of(run_id)).recipe_hash)
 
 
-async def ticket_units(api: OrchestratorApi, recipe_hash: Hash32) -> int | None:
-    """Return the most units of a ticket of a recipe; None, and say so, when it is not shown."""
+async def shown_recipe(api: OrchestratorApi, recipe_hash: Hash32) -> Recipe | None:
+    """Return the recipe of a hash; None, and say so, when the orchestrator does not show it."""
     try:
-        recipe = Recipe.from_bytes(await api.document(recipe_hash))
+        return Recipe.from_bytes(await api.document(recipe_hash))
     except (ApiError, EncodingError) as error:
         click.echo(printable(f"note    the orchestrator shows no recipe: {error}"), err=True)
         return None
-    return recipe.sampling.max_units
 
 
 @click.command()

@@ -27,7 +27,7 @@ from muster.client.cli.options import (
     room_options,
 )
 from muster.client.cli.printing import print_json, printable
-from muster.client.cli.stake import ticket_units
+from muster.client.cli.stake import shown_recipe
 from muster.client.doctor import Line, State, failed, is_fit, skipped, to_json
 from muster.protocol.errors import ConfigError, MusterError, install_hint
 from muster.protocol.ids import Address, to_address
@@ -166,7 +166,8 @@ async def _ticket_units(asked: Examination, run: RunView) -> int | None:
     if asked.orchestrator is None:
         return None
     async with OrchestratorApi(asked.orchestrator) as api:
-        return await ticket_units(api, run.config.recipe_hash)
+        recipe = await shown_recipe(api, run.config.recipe_hash)
+    return recipe.sampling.max_units if recipe else None
 
 
 async def _examine_network(

@@ -21,7 +21,7 @@ from muster.chain import (
     WorkerStatus,
 )
 from muster.client.cli.keys import rotate
-from muster.client.cli.stake import stake, ticket_units
+from muster.client.cli.stake import shown_recipe, stake
 from muster.client.preflight import require_cold, require_hot, require_worker
 from muster.client.quantities import WEI_PER_TOKEN
 from muster.client.stake import (
@@ -98,6 +98,7 @@ class FakeChain:
             run_count=RUN,
             terms_of=(TERMS, 4),
             proposed_change=(TERMS, proposed_at),
+            latest_version=None,
             is_validator=False,
         )
         self.ledger = FakeContract(stake_per_unit=WEI_PER_TOKEN)
@@ -117,6 +118,13 @@ class FakeChain:
 
     async def now(self) -> int:
         return 5_000
+
+
+def recipe_of(units: int, steps: int = 0) -> Any:
+    """Return a recipe with tickets of that many units at most, and that many training steps."""
+    return SimpleNamespace(
+        sampling=SimpleNamespace(max_units=units), training=SimpleNamespace(steps=steps)
+    )
 
 
 def permit_signer(amount: int, permit: Permit) -> Address:
@@ -201,7 +209,7 @@ async def test_default_amount_covers_the_largest_ticket_of_the_recipe(
     chain: Any = FakeChain()
     asked_wei = asked and asked * WEI_PER_TOKEN
     offer = await stake_offer(
-        chain, OWNER.address, RUN, asked_wei, with_node=True, ticket_units=units
+        chain, OWNER.address, RUN, asked_wei, with_node=True, recipe=units and recipe_of(units)
     )
     assert offer.amount_wei == amount * WEI_PER_TOKEN
     assert says in offer.describe()
@@ -209,22 +217,23 @@ async def test_default_amount_covers_the_largest_ticket_of_the_recipe(
 
 
 @pytest.mark.parametrize("is_other", [False, True])
-async def test_largest_ticket_is_that_of_the_recipe_on_chain(
+async def test_recipe_is_the_one_on_chain(
     is_other: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = RULES.recipe
     shown = recipe.to_bytes() + b" " * is_other
     transport = httpx.MockTransport(lambda _: httpx.Response(200, content=shown))
     async with OrchestratorApi("http://orchestrator", transport=transport) as api:
-        units = await ticket_units(api, keccak(recipe.to_bytes()))
-    assert units == (None if is_other else recipe.sampling.max_units)
+        found = await shown_recipe(api, keccak(recipe.to_bytes()))
+    assert found == (None if is_other else recipe)
     assert ("the orchestrator shows no recipe" in capsys.readouterr().err) is is_other
 
 
 async def test_a_validators_stake_covers_no_tickets() -> None:
     chain: Any = FakeChain()
     chain.runs.answers["is_validator"] = True
-    offer = await stake_offer(chain, OWNER.address, RUN, None, with_node=False, ticket_units=120)
+    recipe = recipe_of(units=120)
+    offer = await stake_offer(chain, OWNER.address, RUN, None, with_node=False, recipe=recipe)
     assert offer.amount_wei == 100 * WEI_PER_TOKEN
     assert "work    " not in offer.describe()
 
@@ -261,6 +270,34 @@ async def test_stake_that_brings_no_work_is_refused() -> None:
     closed.closed_at = 9
     with pytest.raises(ConfigError, match="run 7 was closed on 1970-01-01 00:00:09 UTC"):
         await stake_offer(closed, OWNER.address, RUN, 5, with_node=False)
+
+
+@pytest.mark.parametrize("joined", [WorkerStatus.NONE, WorkerStatus.ACTIVE])
+async def test_stake_for_a_finished_run_is_refused(joined: WorkerStatus) -> None:
+    chain: Any = FakeChain(joined, node=NODE.address)
+    chain.runs.answers["latest_version"] = 2
+    with pytest.raises(ConfigError, match="run 7 is finished, with version 2 of 2: stake brings"):
+        await stake_offer(
+            chain, OWNER.address, RUN, 5, with_node=False, recipe=recipe_of(80, steps=2)
+        )
+
+
+@pytest.mark.parametrize(("version", "steps"), [(None, 2), (1, 2), (2, 0)])
+async def test_stake_for_a_run_with_steps_left_is_taken(version: int | None, steps: int) -> None:
+    chain: Any = FakeChain(node=NODE.address)
+    chain.runs.answers["latest_version"] = version
+    recipe = recipe_of(80, steps)
+    assert (
+        await stake_offer(chain, OWNER.address, RUN, None, with_node=False, recipe=recipe)
+    ).joins
+
+
+async def test_a_validator_of_a_finished_run_may_add_stake() -> None:
+    chain: Any = FakeChain()
+    chain.runs.answers |= {"latest_version": 2, "is_validator": True}
+    recipe = recipe_of(80, steps=2)
+    offer = await stake_offer(chain, OWNER.address, RUN, 5, with_node=False, recipe=recipe)
+    assert offer.amount_wei == 5
 
 
 async def test_stake_beyond_the_balance_is_refused_before_it_is_sent() -> None:
