@@ -8,7 +8,7 @@ it. The vault has one date for all unbonding stake of a run: unbonding more move
 delays a withdrawal.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from muster.chain import (
     Chain,
@@ -40,10 +40,10 @@ from muster.protocol.recipe import Recipe
 from muster.wallet import Wallet
 
 
-def of_worker(run_id: RunId, terms: RunTerms, stake_wei: int) -> list[str]:
+def of_worker(run_id: RunId, terms: RunTerms, stake: StakeAccount) -> list[str]:
     """Return what a worker with this stake can lose in a run."""
     return [
-        f"at most these {format_tokens(stake_wei)} tokens, to this run only: "
+        f"{_at_most(stake)}, to this run only: "
         f"{format_slashes(terms.fraud_ppm, terms.exact_fraud_ppm)}, by a quorum of its validators",
         (
             "a jury of the network can overturn that; lost stake is burned or goes to the "
@@ -54,10 +54,12 @@ def of_worker(run_id: RunId, terms: RunTerms, stake_wei: int) -> list[str]:
     ]
 
 
-def of_validator(run_id: RunId, court: CourtTerms, stake_wei: int, required_wei: int) -> list[str]:
+def of_validator(
+    run_id: RunId, court: CourtTerms, stake: StakeAccount, required_wei: int
+) -> list[str]:
     """Return what a validator with this stake can lose in a run that requires so much."""
     return [
-        f"at most these {format_tokens(stake_wei)} tokens, to this run only: "
+        f"{_at_most(stake)}, to this run only: "
         f"{format_share(court.wrong_verdict_ppm)} for each batch of which a jury overturned what "
         "you signed",
         f"all of it for two different outcomes of one batch of run {run_id}; nothing for silence, "
@@ -66,14 +68,21 @@ def of_validator(run_id: RunId, court: CourtTerms, stake_wei: int, required_wei:
     ]
 
 
-def of_juror(court: CourtTerms, stake_wei: int, required_wei: int) -> list[str]:
+def of_juror(court: CourtTerms, stake: StakeAccount, required_wei: int) -> list[str]:
     """Return what a juror with this stake can lose on a bench that requires so much."""
     return [
-        f"at most these {format_tokens(stake_wei)} tokens, for absence only: "
+        f"{_at_most(stake)}, for absence only: "
         f"{format_share(court.absence_ppm)} for each case that draws you and gets no vote",
         "no run can touch it, and a vote costs nothing, whichever it is",
         _of_place("place on the bench", required_wei),
     ]
+
+
+def _at_most(stake: StakeAccount) -> str:
+    tokens = f"at most these {format_tokens(stake.active_wei + stake.unbonding_wei)} tokens"
+    if not stake.unbonding_wei:
+        return tokens
+    return f"{tokens} ({format_tokens(stake.unbonding_wei)} of them unbond)"
 
 
 def _of_place(place: str, required_wei: int) -> str:
@@ -127,6 +136,11 @@ async def workers_stake(chain: Chain, ticket_units: int | None) -> WorkersStake:
     return WorkersStake(required, ticket_units * await chain.ledger.stake_per_unit())
 
 
+def added(stake: StakeAccount, amount_wei: int) -> StakeAccount:
+    """Return a stake after a deposit."""
+    return replace(stake, active_wei=stake.active_wei + amount_wei)
+
+
 @dataclass(frozen=True, slots=True)
 class StakeOffer:
     """The terms of a stake, shown before its confirmation."""
@@ -142,8 +156,8 @@ class StakeOffer:
     """Tokens in wei to be locked."""
     balance_wei: int
     """Tokens in the wallet, in wei."""
-    active_wei: int
-    """The account's present active stake for the run."""
+    stake: StakeAccount
+    """The account's present stake for the run."""
     needed: WorkersStake
     """Active stake that brings work."""
     unbonding_s: int
@@ -178,13 +192,13 @@ class StakeOffer:
             )
         if self.amount_wei == 0:
             raise ConfigError(
-                f"{format_tokens(self.active_wei)} tokens are staked for run {self.run_id} already,"
-                f" {format_tokens(self.needed.required_wei)} are required",
+                f"{format_tokens(self.stake.active_wei)} tokens are staked for run {self.run_id} "
+                f"already, {format_tokens(self.needed.required_wei)} are required",
                 hint="--amount TOKENS adds more: it covers more units in flight",
             )
 
     def _require_enough(self) -> None:
-        missing = self.needed.required_wei - self.active_wei
+        missing = self.needed.required_wei - self.stake.active_wei
         if self.amount_wei < missing:
             raise ConfigError(
                 f"{format_tokens(self.amount_wei)} tokens are too few to join: "
@@ -194,12 +208,12 @@ class StakeOffer:
 
     def describe(self) -> str:
         """Return a description: amount, unbonding time, agreed terms, and possible losses."""
-        staked = self.active_wei + self.amount_wei
+        staked = added(self.stake, self.amount_wei)
         does = f"join run {self.run_id} under its terms {self.terms_number}"
         lines = [
             f"locks   {format_tokens(self.amount_wei)} of {format_tokens(self.balance_wei)} tokens "
             f"(a worker must hold {format_tokens(self.needed.required_wei)} in each of its runs)",
-            *([f"work    {self._covers(staked)}"] if self.works else []),
+            *([f"work    {self._covers(staked.active_wei)}"] if self.works else []),
             f"back    {format_duration(self.unbonding_s)} after muster unstake asks for it",
             f"signs   {does if self.joins else f'more stake for run {self.run_id}'}",
             *(f"risk    {line}" for line in of_worker(self.run_id, self.terms, staked)),
@@ -236,7 +250,7 @@ async def stake_offer(
     for it.
     """
     terms, number = await terms_of_run(chain, run_id)
-    active = await chain.vault.active_stake(run_id, account)
+    stake = await chain.vault.account_of(run_id, account)
     member = await chain.workers.member_of(run_id, account)
     if member.status is WorkerStatus.BANNED:
         raise ConfigError(
@@ -248,7 +262,7 @@ async def stake_offer(
         await _require_unfinished(chain, run_id, recipe)
     needed = await workers_stake(chain, recipe.sampling.max_units if works and recipe else None)
     joins = works and member.status is WorkerStatus.NONE
-    missing = max(needed.wei - active, 0)
+    missing = max(needed.wei - stake.active_wei, 0)
     if joins:
         await _require_node(chain, account, with_node=with_node)
         await require_steady(chain, run_id)
@@ -259,7 +273,7 @@ async def stake_offer(
         terms_number=number,
         amount_wei=missing if amount_wei is None else amount_wei,
         balance_wei=await chain.token.balance_of(account),
-        active_wei=active,
+        stake=stake,
         needed=needed,
         unbonding_s=await chain.vault.unbonding_period(),
         joins=joins,
@@ -576,7 +590,7 @@ async def return_offer(chain: Chain, account: Address, run_id: RunId) -> tuple[i
             if member.status == "Active"
             else "a ban ends only when a jury overturns a verdict: muster explain, muster dispute",
         )
-    now, active = await chain.now(), await chain.vault.active_stake(run_id, account)
+    now, stake = await chain.now(), await chain.vault.account_of(run_id, account)
     if now < member.jailed_until:
         raise NotYet(
             f"{account} is in jail until {format_time(member.jailed_until)}, for "
@@ -584,13 +598,13 @@ async def return_offer(chain: Chain, account: Address, run_id: RunId) -> tuple[i
             hint="the same command works then",
         )
     required = await chain.workers.required_stake()
-    if active < required:
+    if stake.active_wei < required:
         raise ConfigError(
-            f"{account} stakes {format_tokens(active)} tokens in run {run_id}, a worker must hold "
-            f"{format_tokens(required)}",
-            hint=f"add stake first: {stake_command(run_id, required - active)}",
+            f"{account} stakes {format_tokens(stake.active_wei)} tokens in run {run_id}, a worker "
+            f"must hold {format_tokens(required)}",
+            hint=f"add stake first: {stake_command(run_id, required - stake.active_wei)}",
         )
     await require_steady(chain, run_id)
     terms, number = await terms_of_run(chain, run_id)
-    risks = (f"risk    {line}" for line in of_worker(run_id, terms, active))
+    risks = (f"risk    {line}" for line in of_worker(run_id, terms, stake))
     return number, "\n".join([f"signs   run {run_id}'s terms {number}", *risks])

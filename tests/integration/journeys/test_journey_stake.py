@@ -247,7 +247,8 @@ async def test_a_leaving_worker_comes_back_with_fresh_stake(stage: Stage) -> Non
     await stage.json("stake", *RUN, "--keystore", stage.key("worker"), "--amount", "100", "--yes")
     again = ("worker", "rejoin", *RUN, "--keystore", stage.key("worker"))
     refused = await stage.run(*again)  # nobody says yes
-    assert "risk    at most these 100 tokens, to this run only" in refused.stderr
+    risk = "risk    at most these 200 tokens (100 of them unbond), to this run only"
+    assert risk in refused.stderr
     assert await status_of(stage) is WorkerStatus.EXITING
     await stage.json(*again, "--yes")
     assert await status_of(stage) is WorkerStatus.ACTIVE

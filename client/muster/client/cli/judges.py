@@ -34,6 +34,7 @@ from muster.client.preflight import require_cold, require_gas
 from muster.client.quantities import format_duration, format_time, format_tokens, parse_tokens
 from muster.client.settings import JurorSettings, ValidatorSettings
 from muster.client.stake import (
+    added,
     join_bench,
     of_juror,
     of_validator,
@@ -139,18 +140,18 @@ async def _take_seat(chain: Chain, account: Address, options: dict[str, Any]) ->
     await _require_invited(chain, run_id, account)
     await require_steady(chain, run_id)
     await require_gas(chain, account, "validator join")
-    active = await chain.vault.active_stake(run_id, account)
+    stake = await chain.vault.account_of(run_id, account)
     required = await chain.runs.required_validator_stake()
-    wei = await _amount(chain, account, active, required, options)
+    wei = await _amount(chain, account, stake.active_wei, required, options)
     click.echo(
         f"account {account}\n"
         f"signs   for a validator's seat in run {run_id}, under its terms {number} (quorum "
         f"{terms.quorum})\n"
-        f"locks   {format_tokens(wei)} tokens, {format_tokens(active)} are staked there "
+        f"locks   {format_tokens(wei)} tokens, {format_tokens(stake.active_wei)} are staked there "
         "already",
         err=True,
     )
-    _say_risk(of_validator(run_id, await chain.court.terms(), active + wei, required))
+    _say_risk(of_validator(run_id, await chain.court.terms(), added(stake, wei), required))
     agree("Take the seat?", options)
     return await take_seat(chain, run_id, number, wei)
 
@@ -230,20 +231,20 @@ async def _join_bench(chain: Chain, account: Address, options: dict[str, Any]) -
         )
     await require_cold(chain, account)
     await require_gas(chain, account, "juror join")
-    active = await chain.vault.active_stake(RunId(BENCH), account)
+    stake = await chain.vault.account_of(RunId(BENCH), account)
     required = await chain.jurors.required_stake()
-    wei = await _amount(chain, account, active, required, options)
+    wei = await _amount(chain, account, stake.active_wei, required, options)
     terms = await chain.court.terms()
     click.echo(
         f"account {account}\n"
         "signs   to judge cases of any run that it never validated for\n"
-        f"locks   {format_tokens(wei)} tokens, {format_tokens(active)} are staked there "
+        f"locks   {format_tokens(wei)} tokens, {format_tokens(stake.active_wei)} are staked there "
         "already\n"
         f"earns   {format_tokens(terms.juror_fee)} tokens at most for each ruling that "
         "prevails",
         err=True,
     )
-    _say_risk(of_juror(terms, active + wei, required))
+    _say_risk(of_juror(terms, added(stake, wei), required))
     agree("Join the bench?", options)
     return await join_bench(chain, wei)
 

@@ -21,8 +21,12 @@ RUN_TERMS = RunTerms(10, 100_000, 250_000, 2)
 # What can be lost
 
 
+def staked(tokens: int) -> StakeAccount:
+    return StakeAccount(tokens * TOKEN, 0, 0, 0)
+
+
 def test_worker_is_told_the_shares_of_the_terms_and_that_one_run_takes_them() -> None:
-    most, jury, node = of_worker(RUN, RUN_TERMS, 250 * TOKEN)
+    most, jury, node = of_worker(RUN, RUN_TERMS, staked(250))
     assert most.startswith("at most these 250 tokens, to this run only: 10 %")
     assert "25 % for an exact one" in most
     assert "a jury of the network can overturn that" in jury
@@ -31,14 +35,25 @@ def test_worker_is_told_the_shares_of_the_terms_and_that_one_run_takes_them() ->
 
 def test_validator_and_juror_are_told_the_courts_shares() -> None:
     least = 500 * TOKEN
-    of_seat, of_place = of_validator(RUN, TERMS, TOKEN, least), of_juror(TERMS, TOKEN, least)
+    one = staked(1)
+    of_seat, of_place = of_validator(RUN, TERMS, one, least), of_juror(TERMS, one, least)
     assert "10 % for each batch of which a jury overturned" in of_seat[0]
     assert "2 % for each case that draws you" in of_place[0]
     assert of_seat[-1].startswith("with less than 500 tokens left the seat is lost: stake more")
     assert "with less than 500 tokens left the place on the bench is lost" in of_place[-1]
     halved = replace(TERMS, wrong_verdict_ppm=50_000, absence_ppm=2_500)
-    assert "5 % for each batch" in of_validator(RUN, halved, TOKEN, least)[0]
-    assert "0.25 % for each case" in of_juror(halved, TOKEN, least)[0]
+    assert "5 % for each batch" in of_validator(RUN, halved, one, least)[0]
+    assert "0.25 % for each case" in of_juror(halved, one, least)[0]
+
+
+def test_stake_that_unbonds_is_at_risk_too() -> None:
+    both = StakeAccount(600 * TOKEN, 500 * TOKEN, 9, 0)
+    for most, *_ in (
+        of_worker(RUN, RUN_TERMS, both),
+        of_validator(RUN, TERMS, both, TOKEN),
+        of_juror(TERMS, both, TOKEN),
+    ):
+        assert most.startswith("at most these 1,100 tokens (500 of them unbond), ")
 
 
 def test_every_party_of_a_run_has_its_line() -> None:

@@ -194,6 +194,15 @@ async def test_offer_says_what_is_locked_signed_for_how_long_and_what_can_be_los
     assert "risk    " in text
 
 
+async def test_offer_to_who_unbonds_says_that_all_of_it_can_be_lost() -> None:
+    chain: Any = FakeChain(WorkerStatus.JAILED, node=NODE.address)
+    chain.vault.answers["account_of"] = StakeAccount(5 * WEI_PER_TOKEN, 95 * WEI_PER_TOKEN, 9, 0)
+    offer = await stake_offer(chain, OWNER.address, RUN, 10 * WEI_PER_TOKEN, with_node=False)
+    assert "at most these 110 tokens (95 of them unbond), to this run" in offer.describe()
+    needed = await stake_offer(chain, OWNER.address, RUN, None, with_node=False)
+    assert needed.amount_wei == 95 * WEI_PER_TOKEN
+
+
 @pytest.mark.parametrize(
     ("units", "asked", "amount", "says"),
     [
