@@ -62,7 +62,8 @@ class EventLog(logging.Handler):
 
 def take_picture(loop: WorkerLoop, events: tuple[str, ...], *, now: int, window_s: int) -> Picture:
     """Return the state of a worker at `now`; outcomes are final `window_s` after posting."""
-    waiting, lasting = len(loop.context.unfinished), loop.outages.lasting
+    context, run_id, worker = loop.context, loop.context.run_id, loop.context.worker
+    waiting, lasting = len(context.unfinished), loop.outages.lasting
     rows = {
         "state": loop.doing + (f", waiting for {' and '.join(lasting)}" if lasting else ""),
         "policy": _policy(loop),
@@ -71,9 +72,9 @@ def take_picture(loop: WorkerLoop, events: tuple[str, ...], *, now: int, window_
         "work": f"{sum(each.uploaded for each in loop.loops)} uploaded, {waiting} waiting; "
         f"{len(loop.outcomes.earned)} accepted, {loop.outcomes.refused} not",
         "money": _money(loop, now - window_s),
-        "stake": f"{format_tokens(_stake_wei(loop))} tokens",
+        "stake": f"{format_tokens(context.view.stake(run_id, worker).active_wei)} tokens",
     }
-    title = f"worker {loop.context.worker}, run {loop.context.run_id}"
+    title = f"worker {worker}, run {run_id}"
     return Picture(title, tuple(rows.items()), bool(lasting), events)
 
 
@@ -107,10 +108,6 @@ def _money(loop: WorkerLoop, final_before: int) -> str:
     )
     parts = (earned, max(final - paid, 0), paid)
     return "{} earned, {} claimable, {} paid".format(*map(format_tokens, parts))
-
-
-def _stake_wei(loop: WorkerLoop) -> int:
-    return loop.context.view.stake(loop.context.run_id, loop.context.worker).active_wei
 
 
 def draw(picture: Picture) -> Group:

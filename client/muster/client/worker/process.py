@@ -59,7 +59,8 @@ async def run_worker(
             require_calibrated(rules)
             # Grading with another verifier could count as fraud.
             await asyncio.to_thread(require_pinned, rules.recipe.verifiers)
-            first, *others = settings_of_engines(with_context(settings, rules))
+            fitted = with_context(settings, rules)
+            first, *others = (fitted.model_copy(update={"device": d}) for d in settings.places)
             context = WorkerContext(
                 run_id=settings.run,
                 worker=settings.worker,
@@ -93,11 +94,6 @@ async def run_worker(
             await run_beside(
                 loop.run(), silence.run(), connected.follow(settings, loop.on_change), *watching
             )
-
-
-def settings_of_engines(settings: WorkerSettings) -> list[WorkerSettings]:
-    """Return the settings of each engine."""
-    return [settings.model_copy(update={"device": device}) for device in settings.places]
 
 
 async def make_loops(
