@@ -58,8 +58,8 @@ class Desk:
         )
         self.loop = loop_class(context)
         quick = {"first_s": 0.001, "longest_s": 0.002}
-        self.loop.outages = Outages(**quick)
-        self.loop.refusals = Outage("a ticket that can be worked on", **quick)
+        self.loop.held.outages = Outages(**quick)
+        self.loop.held.refusals = Outage("a ticket that can be worked on", **quick)
 
     async def now(self) -> int:
         if self.chain_errors:

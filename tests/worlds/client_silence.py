@@ -219,7 +219,7 @@ class Silenced(Desk):
         self.asked = Asked()
         self.view.jurors = lambda: [JUROR]
         self.view.runs[RUN].owner = ZERO_ADDRESS
-        self.duty = self.loop.silence = SilenceDuty(
+        self.duty = self.loop.held.silence = SilenceDuty(
             replace(self.loop.context, api=self.asked),  # type: ignore[arg-type]
             self.chain,  # type: ignore[arg-type]
             self.open_rooms,  # type: ignore[arg-type]

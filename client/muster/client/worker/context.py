@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from muster.chain.structs import LeasedWork
 from muster.client.finite_policies import FinitePolicies
+from muster.client.outage import Outage, Outages
 from muster.inference.engine import Progress
 from muster.lifecycle import uptime_s
 from muster.protocol.eip712 import digest, sign
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from muster.client.chain_facts import HistoryView
     from muster.client.validator.judging import Rules
     from muster.client.worker.journal import SignedSubmission, Slot, SubmissionJournal
+    from muster.client.worker.silence import SilenceDuty
     from muster.inference import InferenceEngine
     from muster.protocol.eip712 import Domain
     from muster.protocol.messages import Submission
@@ -103,6 +105,10 @@ Policy = tuple[PolicyVersion, Hash32]
 REACH = 0.8
 """A ticket is leased only if it would be done, after all that wait for the same engine, within this
 share of a lease. The rest is for grading, uploads and longer completions."""
+TICKET_PAUSE_S = 1.0
+"""Pause in seconds after a refused ticket: the same one comes again until its deadline."""
+SLOW_PAUSE_S, LONGEST_SLOW_PAUSE_S = 10.0, 3600.0
+"""Shortest and longest pause in seconds of a machine that is too slow for the run's tickets."""
 _LAPSING = 32
 """Most tickets that are remembered until they lapse; a request for a lease names 64 at most."""
 _MEASURED = 4
@@ -207,6 +213,15 @@ class Held:
         self.lease_s: float | None = None
         """Seconds from the last lease to its deadline; None before the first."""
         self.policies = FinitePolicies()
+        self.outages = Outages()
+        self.refusals = Outage("a ticket that can be worked on", first_s=TICKET_PAUSE_S)
+        self.slowness = Outage(
+            "a ticket that this machine can finish in time",
+            first_s=SLOW_PAUSE_S,
+            longest_s=LONGEST_SLOW_PAUSE_S,
+        )
+        self.silence: SilenceDuty | None = None
+        """Handles silence of the run; None without a chain to send to."""
         self.fault: ConfigError | None = None
         """Why the node must sign nothing more; None while it may."""
 

@@ -70,8 +70,11 @@ class Defence:
             fetch.cancel()
         await asyncio.gather(*fetches, return_exceptions=True)
 
-    async def serve(self, silence: SilenceDuty) -> None:
+    async def serve(self) -> None:
         """Dispute all accusations; a failure only delays the one that it concerns."""
+        silence = self._context.held.silence
+        if silence is None:
+            return
         accused = silence.accused
         self.waits_until = {k: at for k, at in self.waits_until.items() if k in accused}
         needed = {_policy_of(judged) for judged in accused.values()}

@@ -63,7 +63,7 @@ class EventLog(logging.Handler):
 def take_picture(loop: WorkerLoop, events: tuple[str, ...], *, now: int, window_s: int) -> Picture:
     """Return the state of a worker at `now`; outcomes are final `window_s` after posting."""
     context, run_id, worker = loop.context, loop.context.run_id, loop.context.worker
-    waiting, lasting = len(context.unfinished), loop.outages.lasting
+    waiting, lasting = len(context.unfinished), context.held.outages.lasting
     rows = {
         "state": loop.doing + (f", waiting for {' and '.join(lasting)}" if lasting else ""),
         "policy": _policy(loop),

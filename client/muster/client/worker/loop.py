@@ -44,7 +44,14 @@ from muster.client.outage import SURVIVED, Outages, serve_forever
 from muster.client.tickets import TicketFault, lease_fault
 from muster.client.validator.checks import ClaimedWork, FailedCheck
 from muster.client.validator.judging import examine, say_list_fault
-from muster.client.worker.context import REACH, Hope, Hopeless, Policy, WorkerContext
+from muster.client.worker.context import (
+    REACH,
+    TICKET_PAUSE_S,
+    Hope,
+    Hopeless,
+    Policy,
+    WorkerContext,
+)
 from muster.client.worker.defence import Defence
 from muster.client.worker.generation import (
     Ungraded,
@@ -56,7 +63,6 @@ from muster.client.worker.generation import (
 )
 from muster.client.worker.journal import SignedSubmission, fields_of, slot_of
 from muster.client.worker.outcomes import Outcomes
-from muster.client.worker.silence import SilenceDuty
 from muster.client.worker.standing import require_good_standing
 from muster.lifecycle import ComputeThread, run_beside, uptime_s
 from muster.lifecycle.outage import Outage
@@ -79,8 +85,6 @@ logger = logging.getLogger(__name__)
 
 SOFTWARE = f"muster-rl {metadata.version('muster-rl')}"
 """Name and version that the worker reports."""
-TICKET_PAUSE_S = 1.0
-"""Pause in seconds after a refused ticket: the same one comes again until its deadline."""
 OUTCOMES_S = 3600.0
 """Seconds after a run's end during which outcomes are awaited."""
 _LASTING_REFUSALS = frozenset({400, 403, 404, 409, 410, 413, 422})
@@ -94,9 +98,6 @@ _SLOT_TAKEN = "slot_taken"
 """The outcome of work for a slot that has other work with a signature of this worker's node. Two
 signed submissions for one slot are a fraud that anybody who has both can prove.
 """
-
-SLOW_PAUSE_S, LONGEST_SLOW_PAUSE_S = 10.0, 3600.0
-"""Shortest and longest pause in seconds of a machine that is too slow for the run's tickets."""
 PATIENCE_FACTOR = 5
 """Factor on the pause of a loop without a ticket while another loop of the node works."""
 STATES = ("generating", "fetching", "grading", "uploading", "idle")
@@ -124,6 +125,7 @@ class WorkerLoop:
 
     def __init__(self, context: WorkerContext) -> None:
         self.context = context
+        self.held = context.held
         self.station = context.station
         self.compute = ComputeThread()
         self.helpers: tuple[WorkerLoop, ...] = ()
@@ -132,20 +134,11 @@ class WorkerLoop:
         self.uploaded = 0
         """Uploads since the process's start."""
         self.outcomes = Outcomes(context)
-        self.silence: SilenceDuty | None = None
-        """Handles silence of the run; None without a chain to send to."""
         self._ticket_signature = b""
         self._due_at = float("inf")
         self._has_resumed = False
         self._over_since: float | None = None
         self._node = address_of(context.key)
-        self.outages = Outages()
-        self.refusals = Outage("a ticket that can be worked on", first_s=TICKET_PAUSE_S)
-        self.slowness = Outage(
-            "a ticket that this machine can finish in time",
-            first_s=SLOW_PAUSE_S,
-            longest_s=LONGEST_SLOW_PAUSE_S,
-        )
         self.defence = Defence(context, self._arrives, self._recheck)
         self._no_ticket_because: str | None = None
         self._woken = asyncio.Event()
@@ -171,8 +164,6 @@ class WorkerLoop:
     def take_helpers(self, helpers: Iterable[WorkerLoop]) -> None:
         """Add other loops of this node, which also work on tickets."""
         self.helpers = tuple(helpers)
-        for each in self.helpers:
-            each.outages, each.refusals, each.slowness = self.outages, self.refusals, self.slowness
 
     @property
     def loops(self) -> tuple[WorkerLoop, ...]:
@@ -212,7 +203,7 @@ class WorkerLoop:
         """Work on tickets beside the node's first loop until cancelled."""
         while True:
             # When there is no work, only one of a node's loops asks for it.
-            is_idle = self._is_over() or not self.context.held.tickets
+            is_idle = self._is_over() or not self.held.tickets
             await self._rest(self._idle() if is_idle else await self._try_work())
 
     async def _rest(self, pause: float) -> None:
@@ -231,9 +222,9 @@ class WorkerLoop:
         now = time.monotonic()  # who sleeps through the end still settles what waits for it
         self._over_since = self._over_since or now
         longest_s, is_done = OUTCOMES_S, not self.context.unfinished
-        if self.silence is not None:
-            longest_s += self.silence.longest_s
-            is_done = is_done and self.silence.is_done()
+        if self.held.silence is not None:
+            longest_s += self.held.silence.longest_s
+            is_done = is_done and self.held.silence.is_done()
         return is_done or now - self._over_since > longest_s
 
     def _is_over(self) -> bool:
@@ -243,13 +234,13 @@ class WorkerLoop:
     async def _round(self) -> float:
         """Note outcomes, work on at most one ticket, and survive outages."""
         try:
-            await self.outcomes.note(self.silence)
+            await self.outcomes.note()
             if not self._has_resumed:
                 await self._resume()
                 self._has_resumed = True
             await self._require_good_standing()
         except SURVIVED as error:
-            await asyncio.sleep(self.outages.failed(error))
+            await asyncio.sleep(self.held.outages.failed(error))
             return 0.0
         return self._idle() if self._is_over() else await self._try_work()
 
@@ -257,9 +248,9 @@ class WorkerLoop:
         try:
             pause = await self.work_once()
         except SURVIVED as error:
-            await asyncio.sleep(self.outages.failed(error))
+            await asyncio.sleep(self.held.outages.failed(error))
             return 0.0
-        self.outages.recovered()
+        self.held.outages.recovered()
         return pause
 
     def _idle(self) -> float:
@@ -268,7 +259,7 @@ class WorkerLoop:
 
     async def work_once(self) -> float:
         """Work on at most one ticket; return how many seconds to wait before the next."""
-        held = self.context.held
+        held = self.held
         if held.fault is not None:
             return self._idle()
         if pause := self._pause_of_slowness():
@@ -293,8 +284,10 @@ class WorkerLoop:
             await self._submit_again(signed)
             # Pause even if the upload was accepted: an orchestrator may give the same ticket
             # forever.
-            return self.refusals.failed(ConfigError("its slot was signed before, and sent again"))
-        self.refusals.recovered()
+            return self.held.refusals.failed(
+                ConfigError("its slot was signed before, and sent again")
+            )
+        self.held.refusals.recovered()
         self._ticket_signature = lease.signature
         try:
             rollouts = await self.generate(ticket)
@@ -303,7 +296,7 @@ class WorkerLoop:
             logger.warning("ticket left to lapse", extra=fields)
             if not isinstance(error, Hopeless):
                 # Seeds are derived: the same answers would come again.
-                self.context.held.lapsing.append(ticket)
+                self.held.lapsing.append(ticket)
             return TICKET_PAUSE_S
         await self.submit(ticket, rollouts)
         return 0.0
@@ -335,7 +328,7 @@ class WorkerLoop:
     async def _fetched(self, version: PolicyVersion, root: Hash32) -> Path:
         """Return a version's folder; raises PolicyBroken when its weights are not finite."""
         folder = await self.context.fetcher.fetch(self.context.run_id, version, root)
-        await self.context.held.policies.require(root, version, folder)
+        await self.held.policies.require(root, version, folder)
         return folder
 
     async def load(self, folder: Path, version: PolicyVersion) -> None:
@@ -353,13 +346,13 @@ class WorkerLoop:
     async def _prefetch(self) -> None:
         """Load the newest policy once it is fetched, if the engine is idle."""
         newest = self._newest()
-        if newest and newest == self.context.held.fetched and not self.station.is_held:
+        if newest and newest == self.held.fetched and not self.station.is_held:
             async with self.policy(*newest):
                 pass
 
     async def _keep_fetched(self) -> None:
         """Fetch each version once it is on chain, while the loops continue with the one before."""
-        held, outages = self.context.held, Outages()
+        held, outages = self.held, Outages()
         while True:
             self._published.clear()
             newest = self._newest()
@@ -380,7 +373,7 @@ class WorkerLoop:
     def version_at_hand(self) -> PolicyVersion | None:
         """Return the version to continue with while a newer one is fetched; None for the newest."""
         loaded, newest = self.station.loaded, self._newest()
-        if loaded is None or newest in (None, loaded, self.context.held.fetched):
+        if loaded is None or newest in (None, loaded, self.held.fetched):
             return None
         return loaded[0]
 
@@ -396,7 +389,7 @@ class WorkerLoop:
         """Return the tickets that must not be given out again: those in progress, and those that
         are left to lapse.
         """
-        held = self.context.held
+        held = self.held
         if held.lapsing:
             now = await self.context.now()
             return held.tickets + [ticket for ticket in held.lapsing if ticket.deadline > now]
@@ -404,7 +397,7 @@ class WorkerLoop:
 
     def _pause_of_slowness(self) -> float:
         """Return the pause in seconds if another ticket would not be done in time, else 0."""
-        station, lease_s = self.station, self.context.held.lease_s
+        station, lease_s = self.station, self.held.lease_s
         if station.reaches(lease_s):
             return 0.0
         if station.waiting:
@@ -413,7 +406,7 @@ class WorkerLoop:
         takes_s = station.takes_s
         station.forget_speed()
         self._idle()
-        return self.slowness.failed(
+        return self.held.slowness.failed(
             ConfigError(
                 f"a ticket of this run takes this machine about {takes_s:,.0f} s, and must be done "
                 f"in {REACH:.0%} of the {lease_s:,.0f} s that it is given",
@@ -425,7 +418,7 @@ class WorkerLoop:
 
     async def _idle_without(self, answer: NoWork) -> float:
         """Note that there is no ticket; return how many seconds to wait before the next try."""
-        if self.context.held.tickets:
+        if self.held.tickets:
             # Another loop of this node is working, and asks again when it is done.
             return max(answer.retry_after_s * PATIENCE_FACTOR, self._idle())
         self._note_reason(answer.reason)
@@ -467,7 +460,7 @@ class WorkerLoop:
             # The orchestrator may be a block ahead of this node.
             logger.debug("ticket ahead of the chain view", extra=fields_of(ticket))
             return self.context.poll_s
-        return self.refusals.failed(ConfigError(f"ticket refused: {fault}"))
+        return self.held.refusals.failed(ConfigError(f"ticket refused: {fault}"))
 
     # 5. generate
 
@@ -494,7 +487,7 @@ class WorkerLoop:
             "ticket generated",
             extra={**fields_of(ticket), "tokens": played.tokens, "busy_s": round(took_s, 3)},
         )
-        self.slowness.recovered()
+        self.held.slowness.recovered()
         self.state = "grading"
         return await self.compute.run(played.graded)
 
@@ -525,7 +518,7 @@ class WorkerLoop:
 
     async def submit(self, ticket: Ticket, rollouts: list[Rollout]) -> None:
         """Journal, sign and upload the rollouts, unless their time is over."""
-        if self.context.held.fault is not None:
+        if self.held.fault is not None:
             logger.warning("ticket left to lapse, nothing more is signed", extra=fields_of(ticket))
             return
         if await self._has_lapsed(ticket):
@@ -590,9 +583,9 @@ class WorkerLoop:
                     if error.code not in _PASSING:
                         await self._give_up(signed, error.code)
                     return
-                await asyncio.sleep(self.outages.failed(error))
+                await asyncio.sleep(self.held.outages.failed(error))
                 continue
-            self.outages.recovered()
+            self.held.outages.recovered()
             self.uploaded += 1
             logger.info(
                 "submission uploaded",
@@ -614,7 +607,7 @@ class WorkerLoop:
         """Return whether the orchestrator still needs a submission, by what is known of it."""
         if signed.slot not in self.context.unfinished:
             return False
-        return self.silence is None or not self.silence.is_held(signed)
+        return self.held.silence is None or not self.held.silence.is_held(signed)
 
     def _drop(self, signed: SignedSubmission) -> None:
         """Never show a submission again whose slot has another one, and sign nothing more: the
@@ -630,14 +623,14 @@ class WorkerLoop:
             "the journal lacks signatures of this node",
             extra={**fields_of(ticket), "error": str(fault), "hint": fault.hint},
         )
-        self.context.held.fault = fault
+        self.held.fault = fault
         # Not in a thread: the duty against silence must not submit it in between.
         self.context.journal.finish(signed, _SLOT_TAKEN)
 
     async def _give_up(self, signed: SignedSubmission, said: str) -> None:
         """Leave a submission that the orchestrator refused to `silence`, if there is one."""
-        if self.silence is not None:
-            self.silence.refused[signed.slot] = said
+        if self.held.silence is not None:
+            self.held.silence.refused[signed.slot] = said
         else:
             await asyncio.to_thread(self.context.journal.finish, signed, said)
 
@@ -645,9 +638,8 @@ class WorkerLoop:
 
     async def settle(self) -> None:
         """Note new outcomes, and dispute the verdicts of fraud."""
-        await self.outcomes.note(self.silence)
-        if self.silence is not None:
-            await self.defence.serve(self.silence)
+        await self.outcomes.note()
+        await self.defence.serve()
 
     # 11. dispute
 
@@ -669,8 +661,8 @@ class WorkerLoop:
     def require_good_standing(self) -> None:
         """Raise MusterError when this node may not work, by the chain or by its journal."""
         context = self.context
-        if context.held.fault is not None:
-            raise context.held.fault
+        if self.held.fault is not None:
+            raise self.held.fault
         require_good_standing(context.view, context.run_id, context.worker, self._node)
 
     def _may_work(self) -> bool:
@@ -686,12 +678,12 @@ class WorkerLoop:
         try:
             self.require_good_standing()
         except MusterError as error:
-            if self.silence is None or not await self.silence.is_needed():
+            if self.held.silence is None or not await self.held.silence.is_needed():
                 raise
             fields = {"error": str(error)}
             logger.warning("no more work, staying for own work, bonds and cases", extra=fields)
             self.state = "idle"
-            await self.silence.until_done(self._may_work)
+            await self.held.silence.until_done(self._may_work)
             self.require_good_standing()
 
     async def _heartbeat(self) -> None:

@@ -2,23 +2,17 @@
 journal, or handed to the duty that acts on them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from muster.chain import BatchView, ChainView
 from muster.client.worker.context import WorkerContext
 from muster.client.worker.journal import SignedSubmission, SubmissionJournal
 from muster.protocol.ids import Address, Hash32, RunId
 from muster.protocol.messages import OutcomeRecord, Reason, Verdict
-
-if TYPE_CHECKING:
-    from muster.client.worker.silence import SilenceDuty
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +55,7 @@ class Outcomes:
         """Have the outcomes of batches noted by the next call of `note`."""
         self._posted.extend(batch_ids)
 
-    async def note(self, silence: SilenceDuty | None) -> None:
+    async def note(self) -> None:
         """Note the outcomes of this worker's submissions in batches posted since the last call."""
         context, view = self._context, self._context.view
         async with self._noting:
@@ -75,7 +69,7 @@ class Outcomes:
                         if record.worker_id == account.worker_id
                     ]
                     for position, record in own:
-                        await self._take_in(batch, position, record, silence)
+                        await self._take_in(batch, position, record)
                     self._count(batch, [record for _, record in own])
                 self._posted.popleft()
 
@@ -86,10 +80,8 @@ class Outcomes:
             else:
                 self.refused += 1
 
-    async def _take_in(
-        self, batch: BatchView, position: int, record: OutcomeRecord, silence: SilenceDuty | None
-    ) -> None:
-        context, journal = self._context, self._context.journal
+    async def _take_in(self, batch: BatchView, position: int, record: OutcomeRecord) -> None:
+        context, journal, silence = self._context, self._context.journal, self._context.held.silence
         signed = journal.judged(context.run_id, context.worker, record)
         if signed is None:
             return
@@ -100,13 +92,13 @@ class Outcomes:
                 _say(judged)
                 silence.accused[judged.case_id] = judged
         elif signed.slot in journal.unfinished():
-            await self._finish(judged, silence)
+            await self._finish(judged)
         elif record.verdict is Verdict.ACCEPTED and signed.slot in journal.accepted() and silence:
             silence.accepted[signed.slot] = judged  # after a restart, or a reorganisation
 
-    async def _finish(self, judged: Judged, silence: SilenceDuty | None) -> None:
+    async def _finish(self, judged: Judged) -> None:
         """Note the outcome of an unfinished submission, unless another batch decides about it."""
-        signed, record = judged.signed, judged.record
+        signed, record, silence = judged.signed, judged.record, self._context.held.silence
         is_refused = record.verdict in (Verdict.REJECTED, Verdict.INCOMPLETE)
         if is_refused and silence is not None and silence.has_another(signed, judged.batch):
             return  # the batch that held it first decides: a later copy is late, or its slot used

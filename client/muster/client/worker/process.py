@@ -88,8 +88,7 @@ async def run_worker(
                 times,
                 named=lambda: [*connected.relays.urls, settings.orchestrator],
             )
-            for each in loop.loops:
-                each.silence = silence
+            context.held.silence = silence
             watching = [watch(loop, connected.chain)] if watch else []
             await run_beside(
                 loop.run(), silence.run(), connected.follow(settings, loop.on_change), *watching

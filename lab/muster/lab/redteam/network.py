@@ -147,9 +147,8 @@ class Session:
         waiting = [batch.batch_id for batch in batches if batch.posted_at is None]
         loop = member.loop
         did = f"{loop.state}, {loop.uploaded} uploads" if loop else "not started"
-        lacking = (
-            f", lacks {', '.join(loop.outages.lasting)}" if loop and loop.outages.lasting else ""
-        )
+        lasting = loop.held.outages.lasting if loop else []
+        lacking = f", lacks {', '.join(lasting)}" if lasting else ""
         return (
             f"{member.kind} {did}{lacking}; {len(batches)} batches, without outcomes: {waiting}; "
             f"ended and started again: {self._starts.ended or 'nobody'}"

@@ -12,9 +12,9 @@ from muster.client.validator.context import ValidatorContext
 from muster.client.validator.judging import Judgement
 from muster.client.validator.loop import ValidatorLoop
 from muster.client.validator.records import EvidenceStore
-from muster.client.worker.context import WorkerContext
+from muster.client.worker.context import TICKET_PAUSE_S, WorkerContext
 from muster.client.worker.journal import SignedSubmission, SubmissionJournal
-from muster.client.worker.loop import TICKET_PAUSE_S, WorkerLoop
+from muster.client.worker.loop import WorkerLoop
 from muster.lab.simulator.machines import SimulatedEngine
 from muster.lifecycle.outage import Outage
 from muster.protocol.errors import StorageError
@@ -87,8 +87,8 @@ class SimulatedWorker(WorkerLoop):
     def __init__(self, context: WorkerContext, machine: Machine, conduct: Conduct) -> None:
         super().__init__(context)
         self._machine, self._conduct = machine, conduct
-        self.outages = Outages(first_s=RETRY_S, rng=machine.rng)
-        self.refusals = Outage(
+        self.held.outages = Outages(first_s=RETRY_S, rng=machine.rng)
+        self.held.refusals = Outage(
             "a ticket that can be worked on", first_s=TICKET_PAUSE_S, rng=machine.rng
         )
 

@@ -84,10 +84,10 @@ def test_a_newer_policy_is_named(desk: Desk) -> None:
 
 
 def test_an_outage_is_named_until_it_is_over(desk: Desk) -> None:
-    desk.loop.outages = Outages()
-    desk.loop.outages.failed(ApiError("away", status=503, code="unreachable"))
+    desk.loop.held.outages = Outages()
+    desk.loop.held.outages.failed(ApiError("away", status=503, code="unreachable"))
     assert "state    starting, waiting for the orchestrator\n" in shown(desk)
-    desk.loop.outages.recovered()
+    desk.loop.held.outages.recovered()
     assert "state    starting\n" in shown(desk)
 
 

@@ -156,7 +156,7 @@ async def test_an_answer_that_trickles_is_given_up(tmp_path: Path) -> None:
 
     lie: Answer = lambda _: httpx.Response(200, content=trickle())  # noqa: E731
     async with facing(tmp_path, lie, timeout_s=0.005) as (desk, liar):
-        await run_until(desk.loop, lambda: desk.loop.outages.lasting == ["the orchestrator"])
+        await run_until(desk.loop, lambda: desk.loop.held.outages.lasting == ["the orchestrator"])
         assert liar.leases >= 4
         assert not liar.uploads
 
