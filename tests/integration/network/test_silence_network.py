@@ -61,7 +61,7 @@ def once(loop_class: type[WorkerLoop]) -> type[WorkerLoop]:
 
     class Once(loop_class):  # type: ignore[misc, valid-type]
         async def lease(self) -> Any:
-            return NO_WORK if self.uploaded else await super().lease()
+            return NO_WORK if self.uploads.count else await super().lease()
 
     return Once
 
@@ -262,15 +262,15 @@ async def by_hand(network: Network, *words: str) -> Any:
 
 async def test_stopped_worker_submits_by_hand_and_is_paid(tmp_path: Path) -> None:
     async with open_network(tmp_path) as network, relay_of(network) as relay:
-        uploaded: list[int] = []
+        loops: list[WorkerLoop] = []
 
         class Noted(swallowed(WorkerLoop)):  # type: ignore[misc]
-            async def _upload(self, signed: Any, data: bytes) -> None:
-                await super()._upload(signed, data)
-                uploaded.append(1)
+            def __init__(self, context: WorkerContext) -> None:
+                super().__init__(context)
+                loops.append(self)
 
         async def has_uploaded() -> bool:
-            return bool(uploaded)
+            return any(loop.uploads.count for loop in loops)
 
         async with running(network.worker(0, Noted)):
             await eventually(has_uploaded)

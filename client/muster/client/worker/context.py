@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from muster.chain.structs import LeasedWork
 from muster.client.finite_policies import FinitePolicies
-from muster.client.outage import Outage, Outages
+from muster.client.outage import Outages
 from muster.inference.engine import Progress
 from muster.lifecycle import uptime_s
+from muster.lifecycle.outage import Outage
 from muster.protocol.eip712 import digest, sign
 from muster.protocol.errors import ConfigError, TaskError
 from muster.protocol.ids import Address, Hash32, PolicyVersion, RunId

@@ -69,7 +69,7 @@ def take_picture(loop: WorkerLoop, events: tuple[str, ...], *, now: int, window_
         "policy": _policy(loop),
         "ticket": _ticket(loop, now),
         "speed": f"{loop.tokens_per_s:,.0f} tokens/s" if loop.tokens_per_s else "-",
-        "work": f"{sum(each.uploaded for each in loop.loops)} uploaded, {waiting} waiting; "
+        "work": f"{sum(each.uploads.count for each in loop.loops)} uploaded, {waiting} waiting; "
         f"{len(loop.outcomes.earned)} accepted, {loop.outcomes.refused} not",
         "money": _money(loop, now - window_s),
         "stake": f"{format_tokens(context.view.stake(run_id, worker).active_wei)} tokens",

@@ -5,7 +5,7 @@
  3. fetch      HERE  pull the policy, verified against the root on chain
  4. lease      HERE  ask for a ticket, and check it against the chain
  5. generate   HERE  sample what the ticket derives, with proofs, and grade it
- 6. submit     HERE  journal, sign and upload one file
+ 6. submit     HERE  journal and sign one file, and upload it (muster.client.worker.uploads)
  7. validate   validators check it and sign the outcome
  8. record     the orchestrator posts the outcomes of a batch
  9. train      the trainer learns from accepted files
@@ -36,7 +36,7 @@ from contextlib import asynccontextmanager
 from importlib import metadata
 from pathlib import Path
 
-from muster.api import Lease, NoWork, SlotTaken
+from muster.api import Lease, NoWork
 from muster.chain import Event
 from muster.client.chain_facts import is_over, ticket_terms
 from muster.client.hardware import measure, report
@@ -61,12 +61,12 @@ from muster.client.worker.generation import (
     submission_of,
     ticket_samples,
 )
-from muster.client.worker.journal import SignedSubmission, fields_of, slot_of
+from muster.client.worker.journal import fields_of, slot_of
 from muster.client.worker.outcomes import Outcomes
 from muster.client.worker.standing import require_good_standing
+from muster.client.worker.uploads import Uploads
 from muster.lifecycle import ComputeThread, run_beside, uptime_s
-from muster.lifecycle.outage import Outage
-from muster.protocol.eip712 import address_of, signer_of
+from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import file_hash
 from muster.protocol.errors import (
     ApiError,
@@ -87,17 +87,6 @@ SOFTWARE = f"muster-rl {metadata.version('muster-rl')}"
 """Name and version that the worker reports."""
 OUTCOMES_S = 3600.0
 """Seconds after a run's end during which outcomes are awaited."""
-_LASTING_REFUSALS = frozenset({400, 403, 404, 409, 410, 413, 422})
-"""HTTP statuses of an upload for which a retry is useless."""
-_PASSING = frozenset({"ticket_unknown", "worker_not_active"})
-"""Temporary refusals: the orchestrator lost its database, or considers the worker inactive until it
-has read the chain after a reorganisation. It will give out the slot again, and only the signed
-submission may fill it, so that is kept.
-"""
-_SLOT_TAKEN = "slot_taken"
-"""The outcome of work for a slot that has other work with a signature of this worker's node. Two
-signed submissions for one slot are a fraud that anybody who has both can prove.
-"""
 PATIENCE_FACTOR = 5
 """Factor on the pause of a loop without a ticket while another loop of the node works."""
 STATES = ("generating", "fetching", "grading", "uploading", "idle")
@@ -131,8 +120,7 @@ class WorkerLoop:
         self.helpers: tuple[WorkerLoop, ...] = ()
         """The node's other loops, which do nothing but work on tickets."""
         self.state = "starting"
-        self.uploaded = 0
-        """Uploads since the process's start."""
+        self.uploads = Uploads(context)
         self.outcomes = Outcomes(context)
         self._ticket_signature = b""
         self._due_at = float("inf")
@@ -236,7 +224,8 @@ class WorkerLoop:
         try:
             await self.outcomes.note()
             if not self._has_resumed:
-                await self._resume()
+                self.state = "uploading"
+                await self.uploads.resume()
                 self._has_resumed = True
             await self._require_good_standing()
         except SURVIVED as error:
@@ -281,7 +270,8 @@ class WorkerLoop:
     async def _work_on(self, lease: Lease) -> float:
         ticket = lease.ticket
         if signed := self.context.journal.signed(ticket):
-            await self._submit_again(signed)
+            self.state = "uploading"
+            await self.uploads.again(signed)
             # Pause even if the upload was accepted: an orchestrator may give the same ticket
             # forever.
             return self.held.refusals.failed(
@@ -530,10 +520,11 @@ class WorkerLoop:
         signed = await asyncio.to_thread(
             self.context.journal.record, ticket, self._ticket_signature, submission, data
         )
+        self.state = "uploading"
         if signed.submission == submission:
-            await self._upload(signed, data)
+            await self.uploads.send(signed, data)
         else:
-            await self._submit_again(signed)
+            await self.uploads.again(signed)
 
     async def _has_lapsed(self, ticket: Ticket) -> bool:
         try:
@@ -545,94 +536,6 @@ class WorkerLoop:
     def claim(self, ticket: Ticket, rollouts: list[Rollout], data_hash: Hash32) -> Submission:
         """Return the submission to sign for a file of rollouts."""
         return submission_of(ticket, rollouts, data_hash, self.context.rules.recipe)
-
-    async def _resume(self) -> None:
-        """Upload again submissions without an outcome: a crash may have prevented the upload."""
-        for signed in self.context.unfinished.values():
-            await self._submit_again(signed)
-
-    async def _submit_again(self, signed: SignedSubmission) -> None:
-        """Upload the submission signed for the slot, if it has no outcome and its file exists; no
-        other may ever be signed."""
-        if signed.slot not in self.context.unfinished:
-            logger.debug("signed slot has an outcome", extra=signed.fields)
-            return
-        data = await asyncio.to_thread(self.context.journal.data, signed)
-        if data is None:
-            logger.debug("signed slot has no file any more", extra=signed.fields)
-            return
-        await self._upload(signed, data)
-
-    async def _upload(self, signed: SignedSubmission, data: bytes) -> None:
-        """Upload a submission until it is answered, or the chain shows that it need not be."""
-        self.state = "uploading"
-        submission = signed.submission
-        signature = self.context.sign(submission)
-        while True:
-            try:
-                await self.context.api.submit(submission, signature, data)
-            except ApiError as error:
-                if self._has_signed_another(submission, error):
-                    self._drop(signed)
-                    return
-                if not self._is_awaited(signed):
-                    return
-                if error.status in _LASTING_REFUSALS:
-                    fields = {**signed.fields, "code": error.code, "error": str(error)}
-                    logger.warning("submission refused", extra=fields)
-                    if error.code not in _PASSING:
-                        await self._give_up(signed, error.code)
-                    return
-                await asyncio.sleep(self.held.outages.failed(error))
-                continue
-            self.held.outages.recovered()
-            self.uploaded += 1
-            logger.info(
-                "submission uploaded",
-                extra={**signed.fields, "units": submission.units},
-            )
-            return
-
-    def _has_signed_another(self, submission: Submission, refusal: ApiError) -> bool:
-        """Return whether a refusal shows other work for the slot with this node's signature; an
-        orchestrator's word alone could end a worker's recourse."""
-        if not isinstance(refusal, SlotTaken):
-            return False
-        held, domain = refusal.held, self.context.domain
-        if held.submission == submission or slot_of(held.submission) != slot_of(submission):
-            return False
-        return signer_of(domain, held.submission, held.signature) == self._node
-
-    def _is_awaited(self, signed: SignedSubmission) -> bool:
-        """Return whether the orchestrator still needs a submission, by what is known of it."""
-        if signed.slot not in self.context.unfinished:
-            return False
-        return self.held.silence is None or not self.held.silence.is_held(signed)
-
-    def _drop(self, signed: SignedSubmission) -> None:
-        """Never show a submission again whose slot has another one, and sign nothing more: the
-        journal lacks signatures of this node."""
-        ticket = signed.ticket
-        fault = ConfigError(
-            f"this node signed two submissions for step {ticket.step}, index {ticket.index}: the "
-            "orchestrator has the other one, and this one is dropped",
-            hint="stop any other process that uses the node's key, or put the newest --state-dir "
-            "back if this one is an old copy; then start again",
-        )
-        logger.error(
-            "the journal lacks signatures of this node",
-            extra={**fields_of(ticket), "error": str(fault), "hint": fault.hint},
-        )
-        self.held.fault = fault
-        # Not in a thread: the duty against silence must not submit it in between.
-        self.context.journal.finish(signed, _SLOT_TAKEN)
-
-    async def _give_up(self, signed: SignedSubmission, said: str) -> None:
-        """Leave a submission that the orchestrator refused to `silence`, if there is one."""
-        if self.held.silence is not None:
-            self.held.silence.refused[signed.slot] = said
-        else:
-            await asyncio.to_thread(self.context.journal.finish, signed, said)
 
     # 10. settle
 

@@ -134,7 +134,7 @@ class Session:
     def _progress(self, cast: Sequence[Member]) -> tuple[object, ...]:
         """Return values that change only if the session makes progress towards outcomes."""
         posted = sum(batch.posted_at is not None for batch in self._view.batches.values())
-        begun = tuple(member.loop is not None and member.loop.uploaded > 0 for member in cast)
+        begun = tuple(member.loop is not None and member.loop.uploads.count > 0 for member in cast)
         done = tuple(self._outcome(member) is not None for member in cast)
         return posted, begun, done
 
@@ -146,7 +146,7 @@ class Session:
         batches = self._view.batches.values()
         waiting = [batch.batch_id for batch in batches if batch.posted_at is None]
         loop = member.loop
-        did = f"{loop.state}, {loop.uploaded} uploads" if loop else "not started"
+        did = f"{loop.state}, {loop.uploads.count} uploads" if loop else "not started"
         lasting = loop.held.outages.lasting if loop else []
         lacking = f", lacks {', '.join(lasting)}" if lasting else ""
         return (

@@ -345,7 +345,7 @@ async def test_upload_that_nobody_answers_ends_once_the_work_is_on_chain(
                 desk.view.batches[3] = committed(root=keccak(b"another"))
         case "finished":
             desk.journal.finish(signed, "VOID")
-    await desk.loop._upload(signed, DATA)
+    await desk.loop.uploads.send(signed, DATA)
     assert desk.orchestrator.calls["submit"] == tries
 
 
