@@ -337,13 +337,24 @@ async def what_next(chain: Chain, account: Address, run_id: RunId) -> str:
     blocks = member.active_from - await chain.block_number()
     wait = f"active in {blocks} blocks" if blocks > 0 else "active now"
     if member.status is not WorkerStatus.ACTIVE:
-        wait = f"{member.status.lower()}: muster worker rejoin --run {run_id} makes it active"
+        lacking_wei = await chain.workers.required_stake() - active_wei
+        wait = way_back(run_id, member.status, member.jailed_until, lacking_wei)
     return (
         f"{held}; worker {number}, {wait}\n"
         f"next    muster worker run --run {run_id} --keystore NODE.json --orchestrator URL \\\n"
         f"          --worker {account} --state-dir ~/.muster/run-{run_id}\n"
         f"then    muster worker status --run {run_id} --worker {account}"
     )
+
+
+def way_back(run_id: RunId, status: WorkerStatus, jailed_until: int, lacking_wei: int) -> str:
+    """Return how a jailed or leaving worker stands, and what makes it active again; `lacking_wei`
+    is how much more active stake it must hold.
+    """
+    is_jailed = status is WorkerStatus.JAILED
+    stands = f"jailed until {format_time(jailed_until)} at least" if is_jailed else "leaving"
+    first = f"{stake_command(run_id, lacking_wei)}, then " if lacking_wei > 0 else ""
+    return f"{stands}: {first}muster worker rejoin --run {run_id} makes it active"
 
 
 async def take_gas_money(chain: Chain, account: Address) -> None:

@@ -243,6 +243,9 @@ async def test_a_jailed_worker_comes_back_after_its_time_and_stake(stage: Stage)
 
 async def test_a_leaving_worker_comes_back_with_fresh_stake(stage: Stage) -> None:
     await stage.json("unstake", *RUN, "--keystore", stage.key("worker"), "--yes")
+    shown = await stage.json("worker", "status", *RUN, "--worker", HONEST.address)
+    add = "muster stake --run 1 --keystore FILE --amount 100"
+    assert f"it is leaving: {add}, then muster worker rejoin" in shown["no_work_because"][0]
     await stage.scenario.of(HONEST).token.faucet(HONEST.address, 100 * TOKEN)
     await stage.json("stake", *RUN, "--keystore", stage.key("worker"), "--amount", "100", "--yes")
     again = ("worker", "rejoin", *RUN, "--keystore", stage.key("worker"))

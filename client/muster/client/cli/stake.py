@@ -158,8 +158,9 @@ async def shown_recipe(api: OrchestratorApi, recipe_hash: Hash32) -> Recipe | No
 def unstake(keystore: Path, password_file: Path | None, **options: Any) -> None:
     """Take stake back from a run: the first call starts unbonding, a second one later withdraws it.
 
-    The worker or validator leaves the run, unless --amount leaves enough stake. Exit code 3: the
-    unbonding period is not over.
+    The worker or validator leaves the run. With --amount it stays while enough stake is left; with
+    less, a worker is jailed and a validator loses its seat. Exit code 3: the unbonding period is
+    not over.
 
     \b
     Examples:

@@ -46,9 +46,10 @@ from muster.client.cli.run import lines_of, state_of, units_funded
 from muster.client.cli.stake import rejoin
 from muster.client.cli.submit_direct import submit_direct
 from muster.client.preflight import find_run, money_for, require_gas
-from muster.client.quantities import format_duration, format_time, format_tokens
+from muster.client.quantities import format_duration, format_tokens
 from muster.client.rewards import Earnings, find_earnings
 from muster.client.settings import WorkerSettings
+from muster.client.stake import way_back
 from muster.lifecycle import run_until_stopped
 from muster.protocol.errors import ApiError, ConfigError
 from muster.protocol.ids import Address, RunId
@@ -271,13 +272,9 @@ def why_no_work(snapshot: WorkerSnapshot) -> Iterator[str]:
 def _reasons_of_worker(snapshot: WorkerSnapshot) -> Iterator[str]:
     worker = snapshot.member
     status, run = worker.status.lower(), snapshot.run.run_id
-    if status == "jailed":
-        lacking = snapshot.required_wei - worker.active_wei
-        first = f"add {format_tokens(lacking)} tokens of stake, then " if lacking > 0 else ""
-        until = format_time(worker.jailed_until)
-        yield f"it is jailed until {until} at least: {first}muster worker rejoin --run {run}"
-    elif status == "exiting":
-        yield f"it is leaving: muster worker rejoin --run {run} brings it back"
+    if status in ("jailed", "exiting"):
+        lacking_wei = snapshot.required_wei - worker.active_wei
+        yield f"it is {way_back(run, worker.status, worker.jailed_until, lacking_wei)}"
     elif status == "banned":
         yield "it is banned for fraud, until a jury overturns the verdict: muster dispute open"
     elif snapshot.block < worker.active_from:

@@ -31,6 +31,7 @@ from muster.client.stake import (
     stake_command,
     stake_offer,
     take_from_faucet,
+    what_next,
 )
 from muster.protocol.eip712 import Domain, address_of, digest, recover
 from muster.protocol.encoding import abi_words, address_bytes, keccak
@@ -46,6 +47,8 @@ VAULT, REGISTRY, TOKEN = (
 )
 ANOTHERS = keccak(b"the domain of another token")
 """What a hostile endpoint says that the token's domain is."""
+ADD_40 = "muster stake --run 7 --keystore FILE --amount 40"
+REJOIN = "muster worker rejoin --run 7 makes it active"
 TERMS = RunTerms(price_per_unit=3, fraud_ppm=100_000, exact_fraud_ppm=250_000, quorum=2)
 
 
@@ -92,7 +95,7 @@ class FakeChain:
             required_stake=100 * WEI_PER_TOKEN,
             worker_of_node=ZERO_ADDRESS,
             worker_of=(3 if is_member else 0, node),
-            member_of=SimpleNamespace(status=status),
+            member_of=SimpleNamespace(status=status, active_from=0, jailed_until=5_400),
         )
         self.runs = FakeContract(
             run_count=RUN,
@@ -118,6 +121,9 @@ class FakeChain:
 
     async def now(self) -> int:
         return 5_000
+
+    async def block_number(self) -> int:
+        return 9
 
 
 def recipe_of(units: int, steps: int = 0) -> Any:
@@ -328,6 +334,27 @@ async def test_faucet_is_for_development_chains() -> None:
 def test_amount_of_the_command_for_more_stake_is_plain() -> None:
     command = stake_command(RUN, 1_234_500 * WEI_PER_TOKEN // 10)
     assert command == f"muster stake --run {RUN} --keystore FILE --amount 123450"
+
+
+# What comes next
+
+
+@pytest.mark.parametrize(
+    ("status", "active", "says"),
+    [
+        ("ACTIVE", 60, "active now"),
+        ("JAILED", 60, f"jailed until 1970-01-01 01:30:00 UTC at least: {ADD_40}, then {REJOIN}"),
+        ("JAILED", 100, f"jailed until 1970-01-01 01:30:00 UTC at least: {REJOIN}"),
+        ("EXITING", 60, f"leaving: {ADD_40}, then {REJOIN}"),
+        ("EXITING", 100, f"leaving: {REJOIN}"),
+    ],
+)
+async def test_way_back_begins_with_the_stake_that_is_missing(
+    status: str, active: int, says: str
+) -> None:
+    chain: Any = FakeChain(WorkerStatus[status], node=NODE.address)
+    chain.vault.answers["active_stake"] = active * WEI_PER_TOKEN
+    assert f"; worker 3, {says}\n" in await what_next(chain, OWNER.address, RUN)
 
 
 # Keys of worker and node
