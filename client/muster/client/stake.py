@@ -9,6 +9,7 @@ delays a withdrawal.
 """
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 from muster.chain import (
     Chain,
@@ -32,7 +33,7 @@ from muster.client.quantities import (
 )
 from muster.protocol.eip712 import digest, sign, struct_hash
 from muster.protocol.encoding import address_bytes
-from muster.protocol.errors import ConfigError, NotYet
+from muster.protocol.errors import ConfigError, ContractRevert, NotYet
 from muster.protocol.ids import Address, Hash32, RunId
 from muster.protocol.jury import BENCH
 from muster.protocol.messages import NodeRegistration
@@ -407,6 +408,25 @@ async def take_seat(chain: Chain, run_id: RunId, terms: int, stake_wei: int) -> 
     """Take the validator's seat that the sender is invited to, and add this stake."""
     await chain.allow("StakeVault", stake_wei)
     return await chain.runs.take_seat(run_id, terms, stake_wei)
+
+
+async def require_free_of_draws(chain: Chain, account: Address) -> None:
+    """Raise NotYet while a case may still draw an account for the place on the bench that it left:
+    it cannot take another one then.
+    """
+    try:
+        await chain.rehearsed_by(account).jurors.join(0)
+    except ContractRevert as error:
+        # The contract looks at the stake last: the deposit that follows decides about that.
+        if error.name != "PoolPlaceHeld":
+            return
+        free_at = cast("int", error.args_[1]) + 1  # uint256 by the ABI
+        raise NotYet(
+            f"{account} left the bench, and can join it again from {format_time(free_at)}, in "
+            f"{format_duration(free_at - await chain.now())}: until then a case may draw it for "
+            "the place that it left",
+            hint="the same command works then",
+        ) from error
 
 
 async def join_bench(chain: Chain, stake_wei: int) -> Receipt:

@@ -302,7 +302,7 @@ HINTS = {
     ),
     "PoolStakeTooLow": "add stake: muster juror join --amount TOKENS",
     "PoolPlaceHeld": (
-        "an open case can still draw the place that you left: wait until it is closed"
+        "a case may still draw who left the bench: join again after the time in the message"
     ),
     "CourtNotAnnounced": (
         "a claim must be announced first, and made within 256 blocks: run "

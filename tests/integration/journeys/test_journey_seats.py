@@ -215,6 +215,22 @@ async def test_a_juror_joins_leaves_and_has_its_stake_back(stage: Stage) -> None
     assert balance == 500 * TOKEN
 
 
+async def test_who_left_the_bench_comes_back_when_no_case_can_draw_it_any_more(
+    stage: Stage,
+) -> None:
+    key, rpc = await with_tokens(stage, 1000), stage.scenario.rpc
+    await stage.json(*words("juror", "join", key, "--yes"))
+    await stage.json(*words("juror", "leave", key, "--yes"))
+    sent = await rpc.call("eth_getTransactionCount", STRANGER.address, "latest")
+    early = await stage.error(*words("juror", "join", key, "--yes"))
+    assert isinstance(early, NotYet)
+    assert f"{STRANGER.address} left the bench, and can join it again from" in str(early)
+    assert await rpc.call("eth_getTransactionCount", STRANGER.address, "latest") == sent
+    await stage.scenario.pass_time(PARAMETERS.vote_commit_s + 1)
+    await stage.json(*words("juror", "join", key, "--yes"))
+    assert (await status(stage, STRANGER))["on_the_bench"]
+
+
 async def test_anyone_gives_up_the_places_that_jurors_left(stage: Stage) -> None:
     key = await with_tokens(stage, 500)
     shorten = words("juror", "shorten", key, "--yes")

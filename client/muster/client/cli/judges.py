@@ -38,6 +38,7 @@ from muster.client.stake import (
     join_bench,
     of_juror,
     of_validator,
+    require_free_of_draws,
     require_steady,
     take_seat,
     terms_of_run,
@@ -215,7 +216,8 @@ def juror_join(**options: Any) -> None:
     """Offer an account as a juror of the network, and stake for it.
 
     Cases that open from now on may draw it; `muster juror run` then votes. Stake above the required
-    amount does not change the odds.
+    amount does not change the odds. Exit code 3: the account left the bench, and cases may still
+    draw it.
 
     \b
     Example:
@@ -230,6 +232,7 @@ async def _join_bench(chain: Chain, account: Address, options: dict[str, Any]) -
             f"{account} is on the bench already", hint="start to vote: muster juror run"
         )
     await require_cold(chain, account)
+    await require_free_of_draws(chain, account)
     await require_gas(chain, account, "juror join")
     stake = await chain.vault.account_of(RunId(BENCH), account)
     required = await chain.jurors.required_stake()

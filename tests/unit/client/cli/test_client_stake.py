@@ -1,5 +1,7 @@
 """Stake: signatures, terms that are shown before it is sent, and refusals."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +30,7 @@ from muster.client.stake import (
     add_stake,
     join_run,
     leaving,
+    require_free_of_draws,
     stake_command,
     stake_offer,
     take_from_faucet,
@@ -35,7 +38,7 @@ from muster.client.stake import (
 )
 from muster.protocol.eip712 import Domain, address_of, digest, recover
 from muster.protocol.encoding import abi_words, address_bytes, keccak
-from muster.protocol.errors import ConfigError
+from muster.protocol.errors import ConfigError, ContractRevert, NotYet
 from muster.protocol.ids import Address, RunId, to_address
 from muster.protocol.messages import NodeRegistration
 from muster.wallet import Wallet, save_wallet
@@ -355,6 +358,36 @@ async def test_way_back_begins_with_the_stake_that_is_missing(
     chain: Any = FakeChain(WorkerStatus[status], node=NODE.address)
     chain.vault.answers["active_stake"] = active * WEI_PER_TOKEN
     assert f"; worker 3, {says}\n" in await what_next(chain, OWNER.address, RUN)
+
+
+# The bench
+
+
+class FakeBench:
+    """A bench that refuses in a rehearsal."""
+
+    def __init__(self, refusal: ContractRevert) -> None:
+        self.refusal, self.jurors = refusal, self
+
+    def rehearsed_by(self, _account: Address) -> FakeBench:
+        return self
+
+    async def join(self, _stake: int) -> None:
+        raise self.refusal
+
+    async def now(self) -> int:
+        return 5_000
+
+
+async def test_who_left_the_bench_is_told_when_it_may_come_back() -> None:
+    bench: Any = FakeBench(ContractRevert("PoolPlaceHeld", (OWNER.address, 5_399)))
+    with pytest.raises(NotYet, match="join it again from 1970-01-01 01:30:00 UTC, in 6 min 40 s"):
+        await require_free_of_draws(bench, OWNER.address)
+
+
+async def test_stake_that_is_still_missing_keeps_nobody_from_the_bench() -> None:
+    bench: Any = FakeBench(ContractRevert("PoolStakeTooLow", (OWNER.address, 0, 500)))
+    await require_free_of_draws(bench, OWNER.address)
 
 
 # Keys of worker and node
