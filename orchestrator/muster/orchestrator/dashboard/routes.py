@@ -180,10 +180,12 @@ async def submissions_page(request: Request, services: ServicesDep) -> Response:
 
 @router.get("/submissions/{submission_id}")
 async def submission_page(submission_id: str, request: Request, services: ServicesDep) -> Response:
-    """One submission."""
+    """One submission, by its file hash; another name of it leads to this page."""
     file_hash = _hash(submission_id)
-    detail = None if file_hash is None else await find_submission(services, file_hash)
-    if file_hash is None or detail is None:
+    if file_hash is None:
+        return await _look_up(submission_id, request, services)
+    detail = await find_submission(services, file_hash)
+    if detail is None:
         raise NotAnswered(
             404,
             "No submission has this file hash.",
@@ -243,7 +245,11 @@ async def network_page(request: Request, services: ServicesDep) -> Response:
 @router.get("/search")
 async def search(request: Request, services: ServicesDep) -> Response:
     """Redirect to what was searched for: any name that commands accept, or a step."""
-    text = request.query_params.get("q", "").strip()[:MAX_QUERY_CHARACTERS]
+    return await _look_up(request.query_params.get("q", ""), request, services)
+
+
+async def _look_up(text: str, request: Request, services: Services) -> Response:
+    text = text.strip()[:MAX_QUERY_CHARACTERS]
     digits = prefix_of(text)
     received = [] if digits is None else await received_files(services, digits)
     try:

@@ -303,6 +303,7 @@ async def test_workers_are_ranked_and_filtered(site: Site) -> None:
         ("/workers/0x" + "0" * 40, 404),
         ("/submissions/0x" + "0" * 64, 404),
         ("/submissions/nothing", 404),
+        ("/submissions/999:0", 404),
         ("/submissions?step=-1", 400),
         ("/submissions?step=" + "9" * 30, 400),
         ("/submissions?step=١", 400),
@@ -347,6 +348,21 @@ async def test_search_leads_to_what_is_named(site: Site) -> None:
     ):
         response = await site.http.get("/search", params={"q": text})
         assert (response.status_code, response.headers["location"]) == (303, target)
+
+
+async def test_submission_is_found_by_its_place_and_by_a_part_of_its_hash(site: Site) -> None:
+    shown = f"0x{site.shown.file_hash.hex()}"
+    batches = site.history.network.view.batches.values()
+    place = next(
+        f"{batch.batch_id}:{position}"
+        for batch in batches
+        for position, record in enumerate(batch.records or ())
+        if record.file_hash == site.shown.file_hash
+    )
+    for name in (place, shown[:14]):
+        response = await site.http.get(f"/submissions/{name}")
+        found = (response.status_code, response.headers["location"])
+        assert found == (303, f"/submissions/{shown}")
 
 
 # ------------------------------------------------------------------------- safety
