@@ -26,6 +26,8 @@ MAX_ANSWER_BYTES = 256 << 20
 """Largest answer that is read: 10,000 logs of 24 kB."""
 MAX_ANSWER_VALUES = MAX_ANSWER_BYTES // 32
 """Most values in an answer: one of an honest answer is longer, and takes 80 bytes once parsed."""
+NO_POST = 405
+"""HTTP status of a server that takes no POST at this URL."""
 
 _ONE_TRY: dict[str, Any] = {"max_connection_retries": 1}
 
@@ -88,10 +90,13 @@ class HttpProvider(AsyncHTTPProvider):
             self._session = aiohttp.ClientSession(headers=self.get_request_headers())
         async with self._session.post(self._url, data=body) as response:
             answer = await self._read(response)
-        # JSON-RPC errors may come with any HTTP status; other refusals have no JSON.
-        if response.status >= 400 and not answer.lstrip().startswith((b"{", b"[")):
+        # JSON-RPC errors may come with any HTTP status, but not with that of a server that takes no
+        # POST, such as an orchestrator. Other refusals have no JSON.
+        is_json = answer.lstrip().startswith((b"{", b"["))
+        if response.status == NO_POST or (response.status >= 400 and not is_json):
+            what = ": it is no chain's endpoint" if response.status == NO_POST else ""
             raise HttpRefusal(
-                f"{mask_url(self._url)} answers HTTP {response.status}",
+                f"{mask_url(self._url)} answers HTTP {response.status}{what}",
                 status=response.status,
                 retry_after=response.headers.get("retry-after"),
                 hint="wait a minute and try again" if response.status in (429, 503) else IS_RUNNING,

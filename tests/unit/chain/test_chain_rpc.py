@@ -351,6 +351,19 @@ async def test_json_rpc_error_in_an_http_error_is_read() -> None:
     await runner.cleanup()
 
 
+async def test_an_orchestrator_is_no_chain_endpoint_although_it_answers_json() -> None:
+    async def handler(_request: web.Request) -> web.Response:
+        error = {"code": "http_405", "message": "Method Not Allowed", "hint": None}
+        return web.json_response({"error": error}, status=405)
+
+    runner, url = await serve(handler)
+    async with Rpc(url) as rpc:
+        with pytest.raises(ChainUnreachable, match="answers HTTP 405: it is no chain's") as caught:
+            await rpc.call("eth_chainId")
+    assert "--rpc" in (caught.value.hint or "")
+    await runner.cleanup()
+
+
 @pytest.mark.parametrize("status", [404, 429, 502])
 async def test_http_error_without_json_is_named(status: int) -> None:
     async def handler(_request: web.Request) -> web.Response:
