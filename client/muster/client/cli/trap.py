@@ -250,6 +250,11 @@ def trap_plan(keystore: Path, password_file: Path | None, out: Path, **options: 
       muster validator trap plan --run 1 --worker 0x... --rate 0.05 --last-step 500 \\
         --keystore owner.json --out plan.json
     """
+    if out.exists():
+        raise ConfigError(
+            f"{out} exists already, and a plan on chain is worth nothing without its secret",
+            hint="choose another --out; nothing was sent",
+        )
     plan = TrapPlan(
         run_id=RunId(options["run"]),
         worker=to_address(options["worker"]),
@@ -264,17 +269,18 @@ def trap_plan(keystore: Path, password_file: Path | None, out: Path, **options: 
             "the trap worker's own account would tell everybody which files to look at",
             hint="commit from another account",
         )
-    write_durably(out, json.dumps(plan.to_json(), indent=1).encode() + b"\n")
-    out.chmod(0o600)
-    transaction = asyncio.run(_anchor(key.key, plan, options))
+    transaction = asyncio.run(_commit(key.key, plan, out, options))
     report = {"commitment": f"0x{plan.commitment().hex()}", "transaction": transaction}
     words = {"plan": f"{out}: keep it secret until its traps are judged"}
     print_result(report, options["as_json"], report | words)
 
 
-async def _anchor(key: bytes, plan: TrapPlan, options: dict[str, Any]) -> str:
+async def _commit(key: bytes, plan: TrapPlan, out: Path, options: dict[str, Any]) -> str:
+    """Write the plan and commit to it; an endpoint that does not answer leaves no file."""
     tell_what_is_sent(is_repeatable=False)
     async with await Chain.connect(*endpoint(options), key=key) as chain:
+        write_durably(out, json.dumps(plan.to_json(), indent=1).encode() + b"\n")
+        out.chmod(0o600)
         return await anchor_plan(chain, plan)
 
 

@@ -1,6 +1,7 @@
 """Traps: exactly one strike, recorded before it is signed, scored by the signers' outcomes."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +32,7 @@ from muster.protocol.errors import ConfigError, WalletError
 from muster.protocol.ids import RunId, Step
 from muster.protocol.messages import Reason, Verdict
 from muster.protocol.traps import KINDS, PLANS, Trap, TrapKind, TrapPlan
+from muster.wallet import save_wallet
 
 TICKET = make_ticket()
 ROWS = make_rollouts(TICKET)
@@ -246,3 +248,32 @@ def test_a_trap_worker_needs_a_keystore_that_opens(tmp_path: Path) -> None:
     error = CliRunner().invoke(trap.trap, (*words, *given)).exception
     assert isinstance(error, WalletError)
     assert CliRunner().invoke(trap.trap, ("run", "--run", "1")).exit_code == 2
+
+
+def test_a_plan_goes_to_a_free_file_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[TrapPlan] = []
+
+    async def connect(*_: object, **__: object) -> Any:
+        return nullcontext()
+
+    async def anchor(_: object, plan: TrapPlan) -> str:
+        assert trap.read_plan(out) == plan
+        sent.append(plan)
+        return "0xab"
+
+    monkeypatch.setattr(trap.Chain, "connect", connect)
+    monkeypatch.setattr(trap, "anchor_plan", anchor)
+    monkeypatch.setenv("MUSTER_PASSWORD", "s")
+    out, key = tmp_path / "plan.json", tmp_path / "owner.json"
+    save_wallet(key, bytes(31) + b"\x07", "s", light=True)
+    words = ("plan", "--run", "7", "--worker", PLAN.worker, "--last-step", "9", "--rpc", "x")
+    words += ("--keystore", str(key), "--out", str(out))
+    first = CliRunner().invoke(trap.trap, words)
+    assert first.exception is None, first.output
+    assert trap.read_plan(out) == sent[0]
+    again = CliRunner().invoke(trap.trap, words)
+    assert isinstance(again.exception, ConfigError)
+    assert "plan.json exists already" in str(again.exception)
+    assert "--out" in (again.exception.hint or "")
+    assert trap.read_plan(out) == sent[0]
+    assert len(sent) == 1
