@@ -28,7 +28,7 @@ CALLED = {
     "ContributionLedger": "appealTime batchCount challengeWindow commitBatch executeFraud"
     " finaliseFraud outcomeDeadline postOutcomes showOutcomes splitOff stakePerUnit"
     " standingOf submitDirect unitCapOf voidBatch",
-    "DisputeCourt": "announce claim collectFee commitVote draw fineAbsentJuror fineSigner"
+    "DisputeCourt": "announce claim collectFee commitVote draw fineAbsentJuror fineSigner prove"
     " returnBond revealVote settle settleSummoned summon terms",
     "FaultCourt": "proveDoubleOutcome proveDoubleSubmission proveMisrecord",
     "RewardEscrow": "claim claimPeriod fund isPaid reclaim recover",

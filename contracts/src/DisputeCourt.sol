@@ -106,6 +106,8 @@ contract DisputeCourt is IDisputeCourt {
     mapping(bytes32 caseId => Claim[]) private _claims;
     mapping(bytes32 caseId => mapping(address juror => bytes32)) private _votes;
     mapping(bytes32 caseId => mapping(uint16 kind => uint8)) private _tally;
+    // The hash of the submission that opened a case, where its claim did not prove it.
+    mapping(bytes32 caseId => bytes32) private _unproven;
     mapping(bytes32 announcement => uint256 blockNumber) private _announced;
     mapping(uint64 batchId => address payer) private _bonds;
 
@@ -165,6 +167,7 @@ contract DisputeCourt is IDisputeCourt {
         if (isFirst) {
             require(block.timestamp < standing.closesAt, CourtWindowClosed(leaf, standing.closesAt));
             _open(leaf, outcome.batch, outcome.position, work.submission, recorded);
+            if (!isHeld) _unproven[leaf] = keccak256(abi.encode(work.submission));
         } else {
             _requireCommitPhase(leaf, _openCase(leaf));
         }
@@ -449,6 +452,20 @@ contract DisputeCourt is IDisputeCourt {
         if (!vault.restore(verdict)) return;
         bytes32 escrowId = EscrowLib.idOf(verdict);
         workers.acquit(verdict.runId, verdict.owner, escrowId, exact);
+    }
+
+    /// @inheritdoc IDisputeCourt
+    function prove(IContributionLedger.OutcomeProof calldata outcome, IContributionLedger.CommittedWork calldata work)
+        external
+    {
+        bytes32 caseId = _standingOf(outcome).leaf;
+        Case storage closed = _closedCase(caseId);
+        require(
+            _unproven[caseId] == keccak256(abi.encode(work.submission)) && ledger.requireEvidence(outcome, work),
+            CourtUnproven(caseId)
+        );
+        closed.isProven = true;
+        emit CaseProven(caseId);
     }
 
     /// @inheritdoc IDisputeCourt

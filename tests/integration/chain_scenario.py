@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from muster.app.anvil import Anvil
 from muster.chain import (
@@ -265,6 +265,8 @@ class Scenario:
         worker: Person,
         ruling: Ruling,
         claimant: Person = CHALLENGER,
+        *,
+        proves: bool = True,
     ) -> Hash32:
         """Put a bond on a ruling; return the case."""
         chain = self.of(claimant)
@@ -273,6 +275,8 @@ class Scenario:
         announcement = claim_announcement(claimant.address, leaf, ruling, SALT)
         await chain.court.announce(announcement)
         work = self.held(proof, submission, worker)
+        if not proves:
+            work = replace(work, proof=())
         await chain.court.claim(proof, work, ruling.number, SALT, [])
         return leaf
 

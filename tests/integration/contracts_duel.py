@@ -548,6 +548,14 @@ class Calls(Duel):
             lambda: self.stage.court.settle(self.words.proof(proof)),
         )
 
+    def prove(self, proof: Proof, work: Submission, signer: str, held: bool = True) -> bool:
+        shown = self.words.held(proof, work, signer, held)
+        return self.act(
+            "stranger",
+            lambda: self.model.prove(proof, work, signer, held),
+            lambda: self.stage.court.prove(self.words.proof(proof), shown),
+        )
+
     def settle_summoned(self, header: Header, work: Submission) -> bool:
         return self.act(
             "stranger",

@@ -584,11 +584,14 @@ class Life(RuleBasedStateMachine):
     def punish_by_case(self, choice: Dice) -> None:
         name = choice.pick(list(self.model.cases)[::-1])
         juror = choice.pick((*JURORS, "stranger"))
-        does = choice.pick(("fee", "absent", "signer"))
+        does = choice.pick(("fee", "absent", "signer", "signer", "prove"))
         if does == "fee":
             self.duel.collect_fee(name, juror)
         elif does == "absent":
             self.duel.fine_absent_juror(name, juror)
+        elif does == "prove":
+            proof = self.about(name)
+            self.duel.prove(proof, *self.evidence(choice, proof), not choice.rarely())
         else:
             self.duel.fine_signer(self.about(name), choice.pick(VALIDATORS))
 

@@ -129,20 +129,23 @@ def judge(duel: Calls) -> None:
     assert duel.execute_fraud(proof(duel, batch, 2), works[2], "node b")
 
 
-def claim(duel: Calls, claimant: str, outcome: Proof, ruling: int) -> Name:
+def claim(duel: Calls, claimant: str, outcome: Proof, ruling: int, *, proves: bool = True) -> Name:
     """Announce a claim and make it; return the case."""
     header, place = outcome.header, outcome.position
     case: Name = ("outcome", header.batch, place, outcome.record)
     assert duel.announce(claimant, ("announcement", claimant, case, ruling, 5))
     claimed = duel.model.batches[header.batch].submissions[place]
     node = duel.model.workers[claimed.worker].node
-    assert duel.claim_ruling(claimant, outcome, claimed, node, ruling, 5)
+    assert duel.claim_ruling(claimant, outcome, claimed, node, ruling, 5, proves)
     return case
 
 
 def hear(duel: Calls, case: Name, *rulings: int, absent: int = 0) -> None:
     """Draw and vote for the rulings in turn; the first `absent` jurors commit and do not reveal."""
     assert duel.draw(case)
+    heard = duel.model.cases[case]
+    if heard.unproven:
+        duel.next_time = heard.opened_at + FIXED.commit_time // 2
     jury = zip(duel.model.cases[case].jury, cycle(rulings), strict=False)
     votes = {juror: ("vote", case, juror, ruling, 1, 2) for juror, ruling in jury}
     assert len(votes) == FIXED.jury_size
@@ -239,8 +242,8 @@ def be_silent(duel: Calls) -> None:
 
 
 def contradict(duel: Calls) -> None:
-    """Three frauds, the second of which a jury undoes: what comes back goes to the third first. Two
-    statements of a validator, two submissions of a worker.
+    """Three frauds, the second of which a jury undoes, proven late: what comes back goes to the
+    third first. Two statements of a validator, two submissions of a worker.
     """
     assert duel.join("v4", 2, 1, 2000, "node e", EVER, consents=True, permit=False)
     assert duel.fund("owner", 2, 5000)
@@ -253,10 +256,15 @@ def contradict(duel: Calls) -> None:
     for place, each in enumerate(works):
         assert duel.execute_fraud(proof(duel, batch, place), each, "node e")
     first = proof(duel, batch, 0)
-    case = claim(duel, "challenger", first, ACCEPT)
+    case = claim(duel, "challenger", first, ACCEPT, proves=False)
     duel.mine(FIXED.draw_delay)
     hear(duel, case, ACCEPT)
+    assert not duel.prove(first, works[0], "node e")
     assert duel.settle(first)
+    assert not duel.fine_signer(first, "v0")
+    assert not duel.prove(first, works[0]._replace(units=1), "node e")
+    assert not duel.prove(first, works[0], "node e", held=False)
+    assert duel.prove(first, works[0], "node e")
     batch = newest(duel)
     misrecord(duel)
     second = records[1]._replace(verdict=REJECTED)

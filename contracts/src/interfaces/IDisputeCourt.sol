@@ -20,8 +20,8 @@ interface IDisputeCourtErrors {
     /// @notice Thrown when an account claims that the case may draw as a juror, or one more than `MAX_CLAIMS`; the
     ///         worker and its node may make that one.
     error CourtMayNotClaim(bytes32 caseId, address claimant);
-    /// @notice Thrown when a claim does not prove that the batch holds its work, and another did; or when signers are to be
-    ///         fined over work of which nobody proved it.
+    /// @notice Thrown when a claim does not prove that the batch holds its work, and another did; when signers are to be
+    ///         fined over work of which nobody proved it; or when a late proof is not of the submission that opened the case.
     error CourtUnproven(bytes32 caseId);
     /// @notice Thrown when a jury was drawn already.
     error CourtJuryDrawn(bytes32 caseId);
@@ -83,6 +83,8 @@ interface IDisputeCourtEvents {
     event CaseClosed(
         bytes32 indexed caseId, IDisputeCourt.CaseStatus status, uint16 ruling, address reporter, uint256 fee
     );
+    /// @notice Emitted when somebody proves that the batch holds the submission that opened a closed case.
+    event CaseProven(bytes32 indexed caseId);
     /// @notice Emitted when a claim ends: its bond returns, less what jurors got of it, or is lost.
     event ClaimSettled(bytes32 indexed caseId, address indexed claimant, bool right, uint256 returned);
     /// @notice Emitted when a juror collects its fee.
@@ -161,7 +163,7 @@ interface IDisputeCourt is IDisputeCourtErrors, IDisputeCourtEvents {
         address reporter;
         /// @dev What each juror of the prevailing ruling can collect.
         uint88 fee;
-        /// @dev Whether a claim proved that the batch holds the work.
+        /// @dev Whether it is proven that the batch holds the work.
         bool isProven;
     }
 
@@ -221,6 +223,11 @@ interface IDisputeCourt is IDisputeCourtErrors, IDisputeCourtEvents {
     ///      burned.
     function settle(IContributionLedger.OutcomeProof calldata outcome) external;
 
+    /// @notice Proves that the batch holds the submission that opened a closed case without a proof, so that its signers can be
+    ///         fined and a fraud can be executed. Anyone, at any time: what the jury was shown first is what the batch holds.
+    function prove(IContributionLedger.OutcomeProof calldata outcome, IContributionLedger.CommittedWork calldata work)
+        external;
+
     /// @notice As `settle`, for a batch that its run left unjudged. Its worker's bond pays the jurors unless they accept the
     ///         work; then the run does, and the bond what the run does not have.
     function settleSummoned(
@@ -235,7 +242,7 @@ interface IDisputeCourt is IDisputeCourtErrors, IDisputeCourtEvents {
     ///         confirmed is the reporter.
     /// @dev Never where the record, or most of the votes for what replaced it, have a reason over which honest judges may differ:
     ///      one of check 1, which depends on what the committer of the batch showed, or that of a program whose answer is not the same
-    ///      everywhere; nor over work that no claim proved to be the batch's.
+    ///      everywhere; nor over work that nobody proved to be the batch's.
     function fineSigner(IContributionLedger.OutcomeProof calldata outcome, address validator) external;
 
     /// @notice Fines a juror that did not reveal a vote before its case closed. Anyone.
@@ -270,7 +277,8 @@ interface IDisputeCourt is IDisputeCourtErrors, IDisputeCourtEvents {
     ///         jury confirmed, or zero.
     function subjectOf(bytes32 leaf) external view returns (address worker, uint64 tag, address reporter);
 
-    /// @notice Whether a claim proved in time what the batch holds at a case's position.
+    /// @notice Whether a claim proved in time what the batch holds at a case's position, or somebody proved after its end that
+    ///         it is what opened the case.
     function isProven(bytes32 leaf) external view returns (bool);
 
     /// @notice Returns whether an outcome has an open case.

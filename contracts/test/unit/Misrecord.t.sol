@@ -2,7 +2,7 @@
 pragma solidity 0.8.30;
 
 import {IContributionLedger, IContributionLedgerErrors} from "../../src/interfaces/IContributionLedger.sol";
-import {IDisputeCourtErrors} from "../../src/interfaces/IDisputeCourt.sol";
+import {IDisputeCourtErrors, IDisputeCourtEvents} from "../../src/interfaces/IDisputeCourt.sol";
 import {IFaultCourtErrors, IFaultCourtEvents} from "../../src/interfaces/IFaultCourt.sol";
 import {IRewardEscrow, IRewardEscrowErrors} from "../../src/interfaces/IRewardEscrow.sol";
 import {IStakeVault, IStakeVaultErrors} from "../../src/interfaces/IStakeVault.sol";
@@ -428,6 +428,78 @@ contract MisrecordTest is CourtTest {
         ledger.executeFraud(outcome, work);
         vm.expectRevert(abi.encodeWithSelector(IDisputeCourtErrors.CourtUnproven.selector, _acceptedLeaf));
         court.fineSigner(outcome, validators[0]);
+    }
+
+    /// @dev An accomplice that opens the only case without a proof, with the right ruling, shelters nobody: what the jury was
+    ///      shown first can still be proven when its case is over.
+    function testFuzz_prove_works_forWhatOpenedTheCase(bool exact, uint256 waited, address caller) public {
+        _judgeBob(_outcome(bob, 1, 0, ACCEPTED));
+        uint16 ruling = exact ? EXACT : REJECT;
+        _claimWith(challenger, _unproven(0), ruling);
+        _endCase(ruling);
+        IContributionLedger.OutcomeProof memory outcome = _outcomeAt(1);
+        _expectUnproven();
+        court.fineSigner(outcome, validators[0]);
+        vm.warp(block.timestamp + bound(waited, 0, CHALLENGE_WINDOW));
+        IContributionLedger.CommittedWork memory work = _heldByBatch(1);
+        vm.expectEmit(address(court));
+        emit IDisputeCourtEvents.CaseProven(_acceptedLeaf);
+        vm.prank(caller);
+        court.prove(outcome, work);
+        court.fineSigner(outcome, validators[0]);
+        assertLt(vault.activeStake(runId, validators[0]), STAKE, "fined");
+        if (!exact) return;
+        assertEq(ledger.executeFraud(outcome, work), REQUIRED_STAKE * EXACT_FRAUD_PPM / PPM, "slashed");
+        _passChallengeWindow();
+        ledger.finaliseFraud(outcome);
+        assertEq(
+            uint8(vault.escrowOf(_escrowId(bob, IStakeVault.Offence.ExactFraud, 1, 0)).status),
+            uint8(IStakeVault.EscrowStatus.Released),
+            "final"
+        );
+    }
+
+    /// @dev The jury may have judged the submission that it was shown first.
+    function testFuzz_prove_reverts_forAnotherSubmission(uint32 change, bool ofTheBatch) public {
+        vm.assume(change != 0);
+        _judgeBob(_outcome(bob, 1, 0, ACCEPTED));
+        _claimWith(challenger, _unproven(change), EXACT);
+        _endCase(EXACT);
+        _tryProvingCase(ofTheBatch ? _heldByBatch(1) : _unproven(change));
+        assertFalse(court.isProven(_acceptedLeaf), "nothing is proven");
+    }
+
+    function test_prove_reverts_withoutTheProof() public {
+        _judgeBob(_outcome(bob, 1, 0, ACCEPTED));
+        _claimWith(challenger, _unproven(0), REJECT);
+        _endCase(REJECT);
+        _tryProvingCase(_unproven(0));
+    }
+
+    function _tryProvingCase(IContributionLedger.CommittedWork memory work) private {
+        IContributionLedger.OutcomeProof memory outcome = _outcomeAt(1);
+        _expectUnproven();
+        court.prove(outcome, work);
+    }
+
+    /// @dev While a case is open a claim proves it, in the first half of the time to commit.
+    function testFuzz_prove_reverts_untilTheCaseIsClosed(bool opened) public {
+        _judgeBob(_outcome(bob, 1, 0, ACCEPTED));
+        if (opened) _claimWith(challenger, _unproven(0), REJECT);
+        IContributionLedger.OutcomeProof memory outcome = _outcomeAt(1);
+        IContributionLedger.CommittedWork memory work = _heldByBatch(1);
+        vm.expectRevert(
+            abi.encodeWithSelector(
+                IDisputeCourtErrors.CourtPhaseOpen.selector,
+                _acceptedLeaf,
+                opened ? block.timestamp + JURY_TIME : JURY_TIME
+            )
+        );
+        court.prove(outcome, work);
+    }
+
+    function _expectUnproven() private {
+        vm.expectRevert(abi.encodeWithSelector(IDisputeCourtErrors.CourtUnproven.selector, _acceptedLeaf));
     }
 
     /// @dev Who opens the case with a second submission does not keep the proof out, which then decides what it is about.

@@ -387,6 +387,12 @@ class DisputeCourt(Contract):
         Anyone; a claimant whom the jury confirmed is the reporter.
         """
 
+    async def prove(self, outcome: OutcomeProof, work: CommittedWork) -> Receipt:
+        """Proves that the batch holds the submission that opened a closed case without a proof,
+        so that its signers can be fined and a fraud can be executed. Anyone, at any time: what
+        the jury was shown first is what the batch holds.
+        """
+
     async def return_bond(self, batch: Batch) -> Receipt:
         """Returns such a bond once its batch is judged or void. Anyone."""
 

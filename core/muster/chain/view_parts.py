@@ -482,9 +482,9 @@ class BatchView:
 
     def is_proven_in(self, case: CaseView, *, before: float = math.inf) -> bool:
         """Return whether a claim of a case about this batch proves what the batch holds, and was
-        made `before` a time.
+        made `before` a time, or somebody proved it after the case's end.
         """
-        return any(
+        return case.is_proven or any(
             claim.claimed_at < before and self.is_proven(claim, case.position)
             for claim in case.claims
         )
@@ -637,6 +637,8 @@ class CaseView:
     """Returned part of each bond, by its claim's place in `claims`."""
     fined: set[Address] = field(default_factory=set)
     """Signers and jurors that were fined in this case."""
+    is_proven: bool = False
+    """Whether somebody proved after its end that the batch holds what its first claim showed."""
     closed_tx: str | None = None
     """The closing transaction."""
     closed_at: int = 0

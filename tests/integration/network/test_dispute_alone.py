@@ -31,6 +31,7 @@ from click.testing import CliRunner
 from muster.api import BatchEntry
 from muster.app.cli import muster
 from muster.chain import PauseCause, SlashState, save_deployment
+from muster.chain.structs import Offence
 from muster.protocol.encoding import keccak
 from muster.protocol.messages import Submission
 from muster.wallet import save_wallet
@@ -80,6 +81,34 @@ async def kept(net: Scenario, folder: Path, *submissions: Submission) -> Path:
         path = folder / "files" / f"{each.file_hash.hex()}.json"
         path.write_text(entry.model_dump_json())
     return folder / "files"
+
+
+async def test_an_accomplices_claim_without_a_proof_shelters_nobody(
+    net: Scenario, tmp_path: Path
+) -> None:
+    works = [net.submission(HONEST, 0), net.submission(CHEATER, 0)]
+    batch_id = await net.commit(works)
+    await net.post(batch_id, works, [accepted(1, works[0]), accepted(2, works[1])])
+    place, proof = f"{batch_id}:1", await net.proof(batch_id, 1)
+    case_id = await net.claim(proof, works[1], CHEATER, CONVICT, CHEATER, proves=False)
+    jury = await net.draw(case_id)
+    await net.pass_time(PARAMETERS.vote_commit_s // 2)
+    await net.vote(case_id, dict.fromkeys(jury, CONVICT))
+    unshown = await settle(net, tmp_path, place)
+    assert unshown.exit_code == 0, unshown.output
+    assert "nobody is fined without a proof of what is held: no source shows" in unshown.stderr
+    assert (await net.view()).slashes == []
+    files = await kept(net, tmp_path, *works)
+    shown = await settle(net, tmp_path, place, "--evidence", str(files), "--json")
+    assert shown.exit_code == 0, shown.output
+    assert "proved what the batch holds" in shown.stderr
+    assert set(json.loads(shown.stdout)["sent"]) == {"prove", "execute"}
+    view = await net.view()
+    fined = {s.owner for s in view.slashes if s.offence is Offence.WRONG_VERDICT}
+    assert fined == set(view.batches[batch_id].signed_by(view.runs[net.run_id].seats))
+    assert await staked(net) == STAKE - STAKE * FRAUD_PPM // 10**6
+    again = await settle(net, tmp_path, place, "--json")
+    assert json.loads(again.stdout)["sent"] == {}
 
 
 async def test_auditor_who_wins_a_case_takes_the_stake_and_is_paid_its_share(

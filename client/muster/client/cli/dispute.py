@@ -339,6 +339,8 @@ async def _settle(key: bytes, options: dict[str, Any]) -> None:
                 # The jury has time left. The stake may not wait for it: it could be withdrawn.
                 refused = error
         sent, left = await _take_steps(key, chain, read, options)
+        if OpenStep.PROVE in sent and case_id is not None:
+            _say_settled(settled := await settle(chain, read, case_id))
     if refused is not None:
         raise refused
     if left is None and case_id is None and not sent:
@@ -377,21 +379,25 @@ async def _take_steps(
         view = await read()
         place = find_outcome(view, options["submission"])
         left = unsettled(view, place, await chain.now(), times)
-        if left is None or left.step is None or left.step in tried:
+        step = None if left is None else left.step
+        if step is None or step in tried:
             break
-        tried.add(left.step)
+        tried.add(step)
         case = view.cases.get(case_id_of(place))
         run = view.runs[place.batch.run_id]
         signer = Signer(key, chain.domain("ContributionLedger"), run.config.orchestrator)
-        receipt = await send(
-            chain,
-            left.step,
-            place,
-            partial(_committed_work, place, case, run.members, signer, options),
-        )
+        find = partial(_committed_work, place, case, run.members, signer, options)
+        try:
+            receipt = await send(chain, step, place, find)
+        except (ApiError, ContractRevert) as error:
+            if step is not OpenStep.PROVE:
+                raise
+            # What else is due needs no proof.
+            left = Unsettled(words=f"nobody is fined without a proof of what is held: {error}")
+            break
         if receipt is not None:
-            sent[left.step] = receipt.tx_hash
-            _say(told(left.step, place, receipt))
+            sent[step] = receipt.tx_hash
+            _say(told(step, place, receipt))
     returned = await return_bond(chain, place.batch)
     if returned is not None:
         sent["return"] = returned.tx_hash

@@ -34,6 +34,7 @@ from muster.client.disputes.claims import OVERTAKEN, case_id_of, explained
 from muster.client.quantities import format_time, format_tokens
 from muster.protocol.errors import ApiError, ConfigError, ContractRevert
 from muster.protocol.ids import Address
+from muster.protocol.jury import spares_signers
 from muster.protocol.merkle import batch_proof, batch_root
 from muster.protocol.messages import Verdict
 
@@ -48,6 +49,8 @@ class OpenStep(StrEnum):
 
     VOID = "void"
     """Declare a batch void that nobody judged."""
+    PROVE = "prove"
+    """Prove that the batch holds what opened a closed case."""
     EXECUTE = "execute"
     """Take the stake that a fraud costs."""
     FINALISE = "finalise"
@@ -72,9 +75,25 @@ def unsettled(
     """
     if place.batch.records is None:
         return _of_unjudged(view, place, now, times)
+    if _awaits_proof(view, place, times):
+        return Unsettled(OpenStep.PROVE)
     if view.standing_verdict(place.batch.batch_id, place.position) is Verdict.FRAUD:
         return _of_fraud(view, place, now, times)
     return None
+
+
+def _awaits_proof(view: ChainView, place: SubmissionPlace, times: Times) -> bool:
+    """Return whether a jury overturned a record for which somebody would be fined or slashed if any
+    claim had proved in time what the batch holds.
+    """
+    case = view.cases.get(case_id_of(place))
+    if case is None or not case.overturned:
+        return False
+    is_fraud = case.ruling >> 8 == Verdict.FRAUD
+    if not is_fraud and spares_signers(case.recorded, case.ruling, case.votes.values()):
+        return False
+    until = case.opened_at + times.court.commit_time // 2
+    return not place.batch.is_proven_in(case, before=until)
 
 
 def _of_unjudged(view: ChainView, place: SubmissionPlace, now: float, times: Times) -> Unsettled:
@@ -96,10 +115,7 @@ def _of_fraud(view: ChainView, place: SubmissionPlace, now: float, times: Times)
     batch, run = place.batch, view.runs[place.batch.run_id]
     charge = charge_of(view, batch.batch_id, place.position, commit_time_s=times.court.commit_time)
     if charge is None:
-        return Unsettled(
-            words="nobody can execute this fraud: no claim proved in time what the batch holds, or "
-            "the record names no worker"
-        )
+        return Unsettled(words="nobody can execute this fraud: its record names no worker")
     slash = slash_for(view, batch.run_id, charge)
     if slash is not None:
         return _of_slash(view, place, slash, now, times)
@@ -208,6 +224,8 @@ async def _call(
     proof = place.batch.prove(place.position)
     if step is OpenStep.FINALISE:
         return await chain.ledger.finalise_fraud(proof)
+    if step is OpenStep.PROVE:
+        return await chain.court.prove(proof, await find())
     return await chain.ledger.execute_fraud(proof, await find())
 
 
@@ -245,6 +263,8 @@ def told(step: OpenStep, place: SubmissionPlace, receipt: Receipt) -> str:
     """Return what a step did, in one line."""
     if step is OpenStep.VOID:
         return f"batch {place.batch.batch_id} is void, {receipt.tx_hash}"
+    if step is OpenStep.PROVE:
+        return f"proved what the batch holds, {receipt.tx_hash}"
     if step is OpenStep.EXECUTE:
         args = receipt.event("FraudExecuted").args
         return (

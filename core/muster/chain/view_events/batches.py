@@ -190,6 +190,13 @@ def on_case_closed(view: ChainTables, event: Event, args: Arguments) -> None:
     view.expect(event, "what the jury voted", voted, case.ruling)
 
 
+def on_case_proven(view: ChainTables, event: Event, args: Arguments) -> None:
+    case = view.cases[args["case_id"]]
+    if not case.closed:
+        view.contradict(event, "the case is open")
+    case.is_proven = True
+
+
 def on_fee_collected(view: ChainTables, event: Event, args: Arguments) -> None:
     case = view.cases[args["case_id"]]
     case.collected.add(args["juror"])

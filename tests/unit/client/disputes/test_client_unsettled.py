@@ -190,10 +190,22 @@ def test_fraud_that_a_jury_found_is_executed_only_if_the_work_was_proven_in_time
     shown = replace(SUBMISSION, units=SUBMISSION.units + units)
     claim = ClaimView(STRANGER, CONVICT.number, shown, b"", (), "0x", (), claimed_at)
     dispute(view, RECORD, claims=[claim], **CONVICTED)
-    if is_proven:
-        assert step(view) is OpenStep.EXECUTE
-    else:
-        assert "no claim proved in time what the batch holds" in words(view)
+    assert step(view) is (OpenStep.EXECUTE if is_proven else OpenStep.PROVE)
+    for case in view.cases.values():
+        case.is_proven = True
+    assert step(view) is OpenStep.EXECUTE
+
+
+@pytest.mark.parametrize(
+    ("recorded", "is_due"), [(Reason.SCHEMA, True), (Reason.FILE_UNAVAILABLE, False)]
+)
+def test_a_proof_is_due_where_signers_can_be_fined(recorded: Reason, is_due: bool) -> None:
+    record = replace(RECORD, verdict=Verdict.REJECTED, reason=recorded)
+    view = judged(record)
+    late = ClaimView(STRANGER, 1 << 8, SUBMISSION, b"", (), "0x", (), HALF_AT)
+    changes = {"status": CaseStatus.OVERTURNED, "ruling": 1 << 8, "claims": [late]}
+    dispute(view, record, **changes)
+    assert found(view) == (Unsettled(OpenStep.PROVE) if is_due else None)
 
 
 def test_fraud_is_executed_only_after_a_pause() -> None:

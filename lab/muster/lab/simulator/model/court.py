@@ -89,6 +89,7 @@ class Court(Ledger):
             open_until = standing.closes_at
             need(self.now < open_until, "CourtWindowClosed", leaf, open_until)
             self._open(leaf, header, proof.position, work, recorded)
+            self.cases[leaf].unproven = None if is_held else work
             self.batches[header.batch].disputed = True
         else:
             self._need_commit_phase(leaf, self._open_case(leaf))
@@ -326,6 +327,15 @@ class Court(Ledger):
         case.paid.add(juror)
         self.emit("FeeCollected", case_id=name, juror=juror, amount=case.fee)
         self._move("DisputeCourt", juror, case.fee)
+
+    def prove(self, proof: Proof, work: Submission, signer: str, held: bool = True) -> None:
+        """`held` tells whether the work comes with the siblings of its place in the batch."""
+        leaf = self.standing(proof).leaf
+        case = self._closed_case(leaf)
+        same = case.unproven == work and self._need_evidence(proof, work, signer, held)
+        need(same, "CourtUnproven", leaf)
+        case.is_proven = True
+        self.emit("CaseProven", case_id=leaf)
 
     def fine_signer(self, proof: Proof, validator: str) -> None:
         leaf, header = self.standing(proof).leaf, proof.header

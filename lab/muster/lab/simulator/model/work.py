@@ -169,7 +169,9 @@ class Case:
     reporter: str = NOBODY
     fee: int = 0
     is_proven: bool = False
-    """Whether a claim proved that the batch holds the work."""
+    """Whether it is proven that the batch holds the work."""
+    unproven: Any = None
+    """The submission that opened the case, where its claim did not prove it."""
 
     def spares_signers(self) -> bool:
         """Return whether honest judges may differ from the record, or from most of the votes for
