@@ -173,6 +173,7 @@ async def test_a_validators_status_says_seat_stake_gas_and_what_calls_it(stage: 
 async def test_a_validators_status_says_how_its_stake_comes_back(stage: Stage) -> None:
     key = stage.key("validator")
     leave = await stage.run(*words("validator", "leave", key, "--yes"))
+    assert "until then its earlier signatures can still be slashed" in leave.stderr
     assert "then    muster unstake --run 1 --keystore FILE withdraws it" in leave.stderr
     show = ("validator", "status", *RUN, "--keystore", key)
     waits = (await stage.run(*show)).stdout

@@ -205,6 +205,8 @@ async def test_stake_of_the_bench_leaves_with_the_juror(stage: Stage) -> None:
     left = await stage.run("juror", "leave", "--keystore", key, "--yes")
     assert left.exception is None, left.output
     assert "unbonds 500 tokens" in left.stderr
+    assert "until then its absence from a case can still be slashed" in left.stderr
+    assert "signatures" not in left.stderr
     assert "can be withdrawn from" in str(await stage.error(*words))
     await stage.scenario.pass_time(PARAMETERS.unbonding_s)
     assert (await stage.json(*words))["amount_tokens"] == "500"

@@ -200,7 +200,7 @@ async def _leave_seat(chain: Chain, account: Address, options: dict[str, Any]) -
             f"{account} has no seat in run {run_id}",
             hint="check --run and --keystore; muster run show lists the validators",
         )
-    await _say_leaving(chain, run_id, account)
+    await _say_leaving(chain, run_id, account, "its earlier signatures")
     agree("Give up the seat?", options)
     return await chain.runs.leave_seat(run_id)
 
@@ -273,7 +273,7 @@ async def _leave_bench(chain: Chain, account: Address, options: dict[str, Any]) 
         raise ConfigError(
             f"{account} is not on the bench", hint="give the juror's keystore with --keystore"
         )
-    await _say_leaving(chain, RunId(BENCH), account)
+    await _say_leaving(chain, RunId(BENCH), account, "its absence from a case")
     agree("Leave the bench?", options)
     return await chain.jurors.leave()
 
@@ -353,15 +353,16 @@ async def _amount(
     return wei
 
 
-async def _say_leaving(chain: Chain, run_id: RunId, account: Address) -> None:
+async def _say_leaving(chain: Chain, run_id: RunId, account: Address, fault: str) -> None:
+    """Say when the stake is back, and for what it can be slashed until then."""
     active = await chain.vault.active_stake(run_id, account)
     period = await chain.vault.unbonding_period()
     back = format_time(await chain.now() + period)
     click.echo(
         f"account {account}\n"
         f"unbonds {format_tokens(active)} tokens\n"
-        f"back    from {back}, in {format_duration(period)}; until then its earlier "
-        "signatures can still be slashed\n"
+        f"back    from {back}, in {format_duration(period)}; until then {fault} can "
+        "still be slashed\n"
         f"then    {withdraw_command(run_id)} withdraws it: nothing does by itself",
         err=True,
     )
