@@ -167,6 +167,8 @@ class StakeOffer:
     """Whether the account becomes a worker of the run; else the amount is only added."""
     works: bool
     """Whether the account is a worker of the run then, not one of its validators."""
+    is_invited: bool
+    """Whether the account, by joining, gives up a seat that the run's owner invited it to."""
 
     def require_funds(self) -> None:
         """Raise ConfigError when the wallet holds less than the amount."""
@@ -215,11 +217,18 @@ class StakeOffer:
             f"locks   {format_tokens(self.amount_wei)} of {format_tokens(self.balance_wei)} tokens "
             f"(a worker must hold {format_tokens(self.needed.required_wei)} in each of its runs)",
             *([f"work    {self._covers(staked.active_wei)}"] if self.works else []),
+            *([f"note    {self._bars()}"] if self.is_invited else []),
             f"back    {format_duration(self.unbonding_s)} after muster unstake asks for it",
             f"signs   {does if self.joins else f'more stake for run {self.run_id}'}",
             *(f"risk    {line}" for line in of_worker(self.run_id, self.terms, staked)),
         ]
         return "\n".join(lines)
+
+    def _bars(self) -> str:
+        return (
+            f"this account is invited to validate run {self.run_id} (muster validator join); once "
+            "it works for the run, it never can, and its node can serve no other worker"
+        )
 
     def _covers(self, staked_wei: int) -> str:
         """Return whether a stake brings work: it must cover the most units of a ticket."""
@@ -279,6 +288,7 @@ async def stake_offer(
         unbonding_s=await chain.vault.unbonding_period(),
         joins=joins,
         works=works,
+        is_invited=joins and await chain.runs.is_invited(run_id, account),
     )
 
 

@@ -85,6 +85,15 @@ async def test_a_seat_is_taken_only_after_a_yes(stage: Stage) -> None:
     assert not await stage.scenario.of(OWNER).runs.is_validator(RUN_ID, STRANGER.address)
 
 
+async def test_who_is_invited_is_told_so_before_it_works_for_the_run(stage: Stage) -> None:
+    key, node = await with_tokens(stage, 500), stage.keep("n", node_of(STRANGER))
+    await invite(stage, STRANGER)
+    join = ("stake", *RUN, "--keystore", key, "--node", node)
+    result = await stage.run(*join, run_input="n\n")
+    assert "note    this account is invited to validate run 1" in result.stderr
+    await stage.json(*words("validator", "join", key, "--yes"))
+
+
 async def test_who_works_for_a_run_does_not_judge_it(stage: Stage) -> None:
     await invite(stage, HONEST)
     error = await stage.error(*words("validator", "join", stage.key("worker"), "--yes"))

@@ -106,6 +106,7 @@ class FakeChain:
             proposed_change=(TERMS, proposed_at),
             latest_version=None,
             is_validator=False,
+            is_invited=False,
         )
         self.ledger = FakeContract(stake_per_unit=WEI_PER_TOKEN)
         active = 100 * WEI_PER_TOKEN if is_member else 0
@@ -254,6 +255,24 @@ async def test_a_validators_stake_covers_no_tickets() -> None:
     offer = await stake_offer(chain, OWNER.address, RUN, None, with_node=False, recipe=recipe)
     assert offer.amount_wei == 100 * WEI_PER_TOKEN
     assert "work    " not in offer.describe()
+
+
+@pytest.mark.parametrize(
+    ("status", "invited", "is_warned"),
+    [
+        (WorkerStatus.NONE, True, True),
+        (WorkerStatus.NONE, False, False),
+        (WorkerStatus.ACTIVE, True, False),
+    ],
+)
+async def test_who_is_invited_to_validate_a_run_is_warned_before_it_works_for_it(
+    status: WorkerStatus, invited: bool, is_warned: bool
+) -> None:
+    chain: Any = FakeChain(status, node=NODE.address)
+    chain.runs.answers["is_invited"] = invited
+    offer = await stake_offer(chain, OWNER.address, RUN, 5, with_node=False)
+    warning = "note    this account is invited to validate run 7 (muster validator join); once it "
+    assert (warning + "works for the run, it never can" in offer.describe()) is is_warned
 
 
 async def test_worker_joins_under_the_terms_that_it_was_shown() -> None:
