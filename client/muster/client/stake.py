@@ -1,4 +1,4 @@
-"""Stake of an account for a run: depositing and withdrawing it, and how much can be lost.
+"""Stake of an account for a run: depositing and withdrawing it.
 
 A worker joins a run in one transaction: its key signs an ERC-2612 permit, its node's key a consent
 (`NodeRegistration`); both are arguments of `WorkerRegistry.join`. Stake is kept per run: no other
@@ -13,7 +13,6 @@ from typing import cast
 
 from muster.chain import (
     Chain,
-    CourtTerms,
     Member,
     NodeConsent,
     Permit,
@@ -24,13 +23,8 @@ from muster.chain import (
 )
 from muster.chain.structs import ZERO_ADDRESS
 from muster.client.preflight import require_cold, require_member
-from muster.client.quantities import (
-    format_duration,
-    format_share,
-    format_slashes,
-    format_time,
-    format_tokens,
-)
+from muster.client.quantities import format_duration, format_time, format_tokens
+from muster.client.risks import of_worker
 from muster.protocol.eip712 import digest, sign, struct_hash
 from muster.protocol.encoding import address_bytes
 from muster.protocol.errors import ConfigError, ContractRevert, NotYet
@@ -39,70 +33,6 @@ from muster.protocol.jury import BENCH
 from muster.protocol.messages import NodeRegistration
 from muster.protocol.recipe import Recipe
 from muster.wallet import Wallet
-
-
-def of_worker(run_id: RunId, terms: RunTerms, stake: StakeAccount) -> list[str]:
-    """Return what a worker with this stake can lose in a run."""
-    return [
-        f"{_at_most(stake)}, to this run only: "
-        f"{format_slashes(terms.fraud_ppm, terms.exact_fraud_ppm)}, by a quorum of its validators",
-        (
-            "a jury of the network can overturn that; lost stake is burned or goes to the "
-            "insurance, never to its judges"
-        ),
-        f"your node's signature on two files for one slot of run {run_id} costs what an exact "
-        "fraud does",
-    ]
-
-
-def of_validator(
-    run_id: RunId, court: CourtTerms, stake: StakeAccount, required_wei: int
-) -> list[str]:
-    """Return what a validator with this stake can lose in a run that requires so much."""
-    return [
-        f"{_at_most(stake)}, to this run only: "
-        f"{format_share(court.wrong_verdict_ppm)} for each batch of which a jury overturned what "
-        "you signed",
-        f"all of it for two different outcomes of one batch of run {run_id}; nothing for silence, "
-        "or for saying that a file could not be had",
-        _of_place("seat", required_wei),
-    ]
-
-
-def of_juror(court: CourtTerms, stake: StakeAccount, required_wei: int) -> list[str]:
-    """Return what a juror with this stake can lose on a bench that requires so much."""
-    return [
-        f"{_at_most(stake)}, for absence only: "
-        f"{format_share(court.absence_ppm)} for each case that draws you and gets no vote",
-        "no run can touch it, and a vote costs nothing, whichever it is",
-        _of_place("place on the bench", required_wei),
-    ]
-
-
-def _at_most(stake: StakeAccount) -> str:
-    tokens = f"at most these {format_tokens(stake.active_wei + stake.unbonding_wei)} tokens"
-    if not stake.unbonding_wei:
-        return tokens
-    return f"{tokens} ({format_tokens(stake.unbonding_wei)} of them unbond)"
-
-
-def _of_place(place: str, required_wei: int) -> str:
-    return (
-        f"with less than {format_tokens(required_wei)} tokens left the {place} is lost: stake more "
-        "than is required (--amount) to keep it after a fine"
-    )
-
-
-def exposure_of(run_id: RunId, terms: RunTerms) -> list[str]:
-    """Return one line per party about the most that it can lose in a run."""
-    slashes = format_slashes(terms.fraud_ppm, terms.exact_fraud_ppm)
-    return [
-        f"worker: what it staked for run {run_id}, for fraud that its node signed ({slashes})",
-        "validator: what it staked for this run, for what it signed and a jury overturned",
-        "owner: what the run holds, for accepted units, and for jurors where its validators erred",
-        "anyone else: nothing, and nobody loses anything by silence",
-    ]
-
 
 CONSENT_S = 3600
 """Seconds for which permit and consent are valid: enough for a slow chain."""

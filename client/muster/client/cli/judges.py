@@ -32,12 +32,11 @@ from muster.client.cli.printing import print_result
 from muster.client.cli.trap import trap
 from muster.client.preflight import require_cold, require_gas
 from muster.client.quantities import format_duration, format_time, format_tokens, parse_tokens
+from muster.client.risks import of_juror, of_validator
 from muster.client.settings import JurorSettings, ValidatorSettings
 from muster.client.stake import (
     added,
     join_bench,
-    of_juror,
-    of_validator,
     require_free_of_draws,
     require_steady,
     take_seat,

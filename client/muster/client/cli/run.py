@@ -41,7 +41,7 @@ from muster.client.quantities import (
     format_tokens,
     parse_tokens,
 )
-from muster.client.stake import exposure_of
+from muster.client.risks import exposure_of
 from muster.protocol.encoding import keccak
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Address

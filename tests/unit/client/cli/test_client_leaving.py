@@ -9,7 +9,8 @@ from worlds.cases import ME, PEER, STRANGER, TERMS
 
 from muster.chain import Member, RunTerms, StakeAccount, WorkerStatus
 from muster.client.disputes.cases import bench_words, eligible_jurors
-from muster.client.stake import LeavingAccount, exposure_of, of_juror, of_validator, of_worker
+from muster.client.risks import exposure_of, of_juror, of_validator, of_worker
+from muster.client.stake import LeavingAccount
 from muster.protocol.errors import ConfigError, NotYet
 from muster.protocol.ids import RunId
 
