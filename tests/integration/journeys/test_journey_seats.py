@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 from chain_scenario import (
     ACCEPT,
+    CHEATER,
     HONEST,
     JURORS,
     OWNER,
@@ -16,6 +17,7 @@ from chain_scenario import (
     TOKEN,
     VALIDATORS,
     Person,
+    fraud,
     node_of,
     rejected,
 )
@@ -99,6 +101,21 @@ async def test_who_works_for_a_run_does_not_judge_it(stage: Stage) -> None:
     error = await stage.error(*words("validator", "join", stage.key("worker"), "--yes"))
     assert f"{HONEST.address} works for run 1 (active)" in str(error)
     assert "another keystore" in hint(error)
+
+
+async def test_who_is_banned_from_a_run_does_not_judge_it(stage: Stage) -> None:
+    scenario, key = stage.scenario, stage.key("cheater")
+    await invite(stage, CHEATER)
+    await scenario.of(OWNER).token.faucet(CHEATER.address, 500 * TOKEN)
+    submission = scenario.submission(CHEATER, 0)
+    batch_id = await scenario.commit([submission])
+    await scenario.post(batch_id, [submission], [fraud(2, submission)])
+    proof = await scenario.proof(batch_id, 0)
+    await scenario.of(OWNER).ledger.execute_fraud(proof, scenario.held(proof, submission, CHEATER))
+    sent = await scenario.rpc.call("eth_getTransactionCount", CHEATER.address, "latest")
+    error = await stage.error(*words("validator", "join", key, "--yes"))
+    assert f"{CHEATER.address} works for run 1 (banned)" in str(error)
+    assert await scenario.rpc.call("eth_getTransactionCount", CHEATER.address, "latest") == sent
 
 
 async def test_a_nodes_key_takes_no_seat_and_judges_no_case(stage: Stage) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from muster.chain import Chain, ChainView, Receipt, read_view
+from muster.chain import Chain, ChainView, Receipt, WorkerStatus, read_view
 from muster.client.cli.judge_status import juror_status, validator_status, withdraw_command
 from muster.client.cli.options import (
     FILE,
@@ -169,7 +169,7 @@ async def _require_invited(chain: Chain, run_id: RunId, account: Address) -> Non
             hint=f"ask the run's owner to invite it: muster run invite {run_id} {account}",
         )
     member = await chain.workers.member_of(run_id, account)
-    if member.status not in ("None", "Banned"):
+    if member.status is not WorkerStatus.NONE:
         raise ConfigError(
             f"{account} works for run {run_id} ({member.status.lower()})",
             hint="an account cannot judge a run that it works for: use another keystore",
