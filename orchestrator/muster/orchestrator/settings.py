@@ -76,8 +76,8 @@ class OrchestratorSettings(Settings):
     commit_interval_s: Annotated[float, Field(ge=0, le=3600)] = 1.0
     """Minimum seconds between two batch commitments."""
     batch_limit: Annotated[int, Field(ge=1, le=4096)] = 64
-    """Most submissions in a batch. If nobody judges it, its workers take their work out, one a block
-    within the challenge window: more than that has blocks would not get their turn."""
+    """Most submissions in a batch. If nobody judges it, its workers take their work out, one a
+    block; it may have no more than the challenge window has blocks."""
     poll_s: Annotated[float, Field(gt=0, le=60)] = 1.0
     """Seconds between two polls of the chain."""
     confirmations: Confirmations = 0
