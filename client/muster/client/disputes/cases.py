@@ -88,6 +88,19 @@ def penalties_of(view: ChainView, case: CaseView, terms: CourtTerms) -> list[Pen
     ]
 
 
+def awaits_proof(view: ChainView, case: CaseView, terms: CourtTerms) -> bool:
+    """Return whether a jury overturned a record for which somebody would be fined or slashed if any
+    claim had proved in time what the batch holds.
+    """
+    if not case.overturned or case.is_summons:
+        return False
+    is_fraud = case.ruling >> 8 == Verdict.FRAUD
+    if not is_fraud and spares_signers(case.recorded, case.ruling, case.votes.values()):
+        return False
+    until = case.opened_at + terms.commit_time // 2
+    return not view.batches[case.batch_id].is_proven_in(case, before=until)
+
+
 def fees_due(case: CaseView) -> list[Address]:
     """Return the jurors with an uncollected fee of a closed case."""
     if not case.closed or not case.fee_wei:
@@ -110,6 +123,7 @@ def next_of(
     *,
     remaining: int = 0,
     is_unexecuted: bool = False,
+    is_unproven: bool = False,
 ) -> str:
     """Return what happens next in a case, who does it, and by when."""
     phase, deadline = phase_of(case, terms, now)
@@ -118,6 +132,8 @@ def next_of(
         left = [f"{count(remaining, 'account')} can be fined for it"] if remaining else []
         if is_unexecuted:
             left.append("the stake that the fraud costs can be taken")
+        if is_unproven:
+            left.append("nobody is fined or slashed until it is proven what the batch holds")
         if not left:
             return "nothing: the case is over"
         return f"{'; '.join(left)}; any account may do that: {settle}"
@@ -208,6 +224,7 @@ def describe_case(view: ChainView, case: CaseView, terms: CourtTerms, now: float
             now,
             remaining=len(penalties),
             is_unexecuted=_is_unexecuted(view, case, terms),
+            is_unproven=awaits_proof(view, case, terms),
         ),
         "to_fine": [each.account for each in penalties],
         "fees_due": fees_due(case),

@@ -30,11 +30,11 @@ from muster.chain import (
 )
 from muster.chain.frauds import charge_of, slash_for
 from muster.chain.structs import CommittedWork
+from muster.client.disputes.cases import awaits_proof
 from muster.client.disputes.claims import OVERTAKEN, case_id_of, explained
 from muster.client.quantities import format_time, format_tokens
 from muster.protocol.errors import ApiError, ConfigError, ContractRevert
 from muster.protocol.ids import Address
-from muster.protocol.jury import spares_signers
 from muster.protocol.merkle import batch_proof, batch_root
 from muster.protocol.messages import Verdict
 
@@ -75,25 +75,12 @@ def unsettled(
     """
     if place.batch.records is None:
         return _of_unjudged(view, place, now, times)
-    if _awaits_proof(view, place, times):
+    case = view.cases.get(case_id_of(place))
+    if case is not None and awaits_proof(view, case, times.court):
         return Unsettled(OpenStep.PROVE)
     if view.standing_verdict(place.batch.batch_id, place.position) is Verdict.FRAUD:
         return _of_fraud(view, place, now, times)
     return None
-
-
-def _awaits_proof(view: ChainView, place: SubmissionPlace, times: Times) -> bool:
-    """Return whether a jury overturned a record for which somebody would be fined or slashed if any
-    claim had proved in time what the batch holds.
-    """
-    case = view.cases.get(case_id_of(place))
-    if case is None or not case.overturned:
-        return False
-    is_fraud = case.ruling >> 8 == Verdict.FRAUD
-    if not is_fraud and spares_signers(case.recorded, case.ruling, case.votes.values()):
-        return False
-    until = case.opened_at + times.court.commit_time // 2
-    return not place.batch.is_proven_in(case, before=until)
 
 
 def _of_unjudged(view: ChainView, place: SubmissionPlace, now: float, times: Times) -> Unsettled:

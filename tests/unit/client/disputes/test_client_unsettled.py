@@ -206,6 +206,9 @@ def test_a_proof_is_due_where_signers_can_be_fined(recorded: Reason, is_due: boo
     changes = {"status": CaseStatus.OVERTURNED, "ruling": 1 << 8, "claims": [late]}
     dispute(view, record, **changes)
     assert found(view) == (Unsettled(OpenStep.PROVE) if is_due else None)
+    [case] = view.cases.values()
+    next_ = describe_case(view, case, TERMS, CLOSES_AT)["next"]
+    assert ("until it is proven what the batch holds" in next_) is is_due
 
 
 def test_fraud_is_executed_only_after_a_pause() -> None:
