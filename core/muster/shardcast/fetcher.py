@@ -16,7 +16,8 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random, SystemRandom
@@ -56,6 +57,10 @@ MAX_PARENTS = 16
 
 GRACE_S = 1.0
 """Seconds in which other relays may still offer a newer version than the newest found."""
+BASE_S = 600.0
+"""Seconds for a manifest, and for a version without the time that its bytes take."""
+LEAST_BYTES_PER_S = 256 << 10
+"""Least mean rate of a version's bytes: one that comes more slowly is tried again later."""
 MAX_CHAIN = 64
 """Most deltas in a row; a longer chain is not followed, and the files are fetched."""
 DELTA_FILE = "delta"
@@ -217,7 +222,7 @@ class Fetcher:
 
         `progress` is called after every chunk with the bytes held and the total. Resumes an earlier
         fetch, and returns at once for a version that this object has fetched before. Raises
-        PolicyUnavailable when no relay delivers, StorageError when the disk refuses.
+        PolicyUnavailable when no relay delivers in `limit_s`, StorageError when the disk refuses.
         """
         folder = version_folder(self._cache, run_id, version)
         async with self._locks.setdefault(folder, asyncio.Lock()):
@@ -244,16 +249,18 @@ class Fetcher:
             if await is_intact(folder, root):
                 return
             transfer = self._transfer(run_id, version)
-            manifest = await transfer.manifest(root, wait_s=self._wait_s)
+            async with _in_time(run_id, version):
+                manifest = await transfer.manifest(root, wait_s=self._wait_s)
             require_consistent(manifest)
             part = PartFolder(part_path(folder), manifest)
-            try:
-                await self._complete(part, folder, transfer, progress)
-            except LacksRoom:
-                # Versions that only open work names give way.
-                if not await in_thread(drop_old, folder, self._keep):
-                    raise
-                await self._complete(part, folder, transfer, progress)
+            async with _in_time(run_id, version, manifest.total_bytes):
+                try:
+                    await self._complete(part, folder, transfer, progress)
+                except LacksRoom:
+                    # Versions that only open work names give way.
+                    if not await in_thread(drop_old, folder, self._keep):
+                        raise
+                    await self._complete(part, folder, transfer, progress)
             await in_thread(install, part, folder)
             await in_thread(drop_old, folder, self._keep, frozenset(self.named(run_id)))
         logger.info(
@@ -375,6 +382,28 @@ class Fetcher:
             if left == total:
                 await in_thread(discard, part.path)  # empty files of full size
             raise
+
+
+def limit_s(size_bytes: int) -> float:
+    """Return the seconds in which so many bytes must come."""
+    return BASE_S + size_bytes / LEAST_BYTES_PER_S
+
+
+@asynccontextmanager
+async def _in_time(
+    run_id: RunId, version: PolicyVersion, size_bytes: int = 0
+) -> AsyncIterator[None]:
+    """Raise PolicyUnavailable where the body takes longer than its bytes may: relays that drip
+    would hold it for days."""
+    within_s = limit_s(size_bytes)
+    try:
+        async with asyncio.timeout(within_s):
+            yield
+    except TimeoutError as error:
+        raise PolicyUnavailable(
+            f"version {version} of run {run_id} did not come in {within_s:,.1f} s",
+            hint="the next try goes on where this one ended; faster relays help: --relay URL",
+        ) from error
 
 
 def _silent(_held_bytes: int, _total_bytes: int) -> None:

@@ -4,10 +4,13 @@ import asyncio
 from contextlib import AsyncExitStack
 
 import pytest
-from shardcast_network import CHUNK_BYTES, Network, TwistedRelay, honest, policy
+from shardcast_network import CHUNK_BYTES, RUN, Network, TwistedRelay, honest, policy
 
 from muster.lab.redteam.hostile.dripping import DrippingRelay, Manner
-from muster.shardcast import ShardServer
+from muster.protocol.errors import PolicyUnavailable
+from muster.protocol.ids import PolicyVersion
+from muster.shardcast import ShardServer, fetcher
+from muster.shardcast.http_client import SILENCE_S
 
 DRIPPERS = 8
 FILES = policy(0, chunks=24)
@@ -64,6 +67,41 @@ async def test_slow_line_is_no_fault_where_there_is_no_other(network: Network) -
     only = DrippingRelay(network.origin, Manner.DRIP, pause=drop)
     async with only.listening() as url, network.fetcher(url) as client:
         assert await network.fetch(client, 0) == FILES
+
+
+@pytest.fixture
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a version of any size have half a second."""
+    monkeypatch.setattr(fetcher, "BASE_S", 0.5)
+    monkeypatch.setattr(fetcher, "LEAST_BYTES_PER_S", 1 << 60)
+
+
+@pytest.mark.usefixtures("_impatient")
+@pytest.mark.parametrize("manner", [Manner.SILENT, Manner.HEAD, Manner.DRIP])
+async def test_fetch_from_drippers_alone_ends_in_time(network: Network, manner: Manner) -> None:
+    hostile = DrippingRelay(network.origin, manner, pause=never)
+    async with hostile.listening() as url, network.fetcher(url) as client:
+        async with asyncio.timeout(SILENCE_S / 2):
+            with pytest.raises(PolicyUnavailable, match=r"did not come in 0\.5 s") as caught:
+                await client.fetch(RUN, PolicyVersion(0), network.roots[0])
+    assert "goes on where this one ended" in (caught.value.hint or "")
+
+
+@pytest.mark.usefixtures("_impatient")
+async def test_fetch_that_ended_in_time_is_gone_on_with(network: Network) -> None:
+    hostile = DrippingRelay(network.origin, Manner.ALTERNATE, pause=never)
+    async with hostile.listening() as url, network.fetcher(url) as client:
+        with pytest.raises(PolicyUnavailable, match="did not come in"):
+            await network.fetch(client, 0)
+    fair = TwistedRelay(network.origin, honest)
+    async with fair.listening() as url, network.fetcher(url) as client:
+        assert await network.fetch(client, 0) == FILES
+    assert fair.chunks_asked < 24
+
+
+def test_time_for_a_version_grows_with_its_size() -> None:
+    assert fetcher.limit_s(0) == 600
+    assert fetcher.limit_s(1 << 30) == 600 + 4096
 
 
 async def test_what_a_dripper_brought_is_not_fetched_again(network: Network) -> None:

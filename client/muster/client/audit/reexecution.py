@@ -10,7 +10,6 @@
    hidden states
 """
 
-import asyncio
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -108,10 +107,6 @@ HOW_ENGINE = (
     "--device or another machine"
 )
 """What can be done when an engine does not load the policy of that version, or hangs with it."""
-FETCH_S = 3600.0
-"""Seconds after which a policy that relays have not delivered is given up; what came is kept, and
-the next audit goes on with it.
-"""
 T = TypeVar("T")
 Progress = Callable[[int, int, str], None]
 """Called after each outcome: how many were run again, of how many, and the last one's result."""
@@ -129,8 +124,6 @@ class Copies:
     """Folder of fetched policies."""
     orchestrator: str | None = None
     """Orchestrator that is asked for proofs of checking that no folder has."""
-    fetch_s: float = FETCH_S
-    """Deadline of the relays for one policy, in seconds."""
 
 
 def draw(table: OutcomeTable, run_id: RunId, sample: int | None, seed: int) -> list[int]:
@@ -382,14 +375,9 @@ class Rejudge:
         if self._copies.relays:
             async with Fetcher(self._copies.relays, self._copies.cache, attempts=2) as fetcher:
                 try:
-                    async with asyncio.timeout(self._copies.fetch_s):
-                        return await fetcher.fetch(run_id, version, root)
+                    return await fetcher.fetch(run_id, version, root)
                 except PolicyUnavailable as error:
                     what = f"policy {version} is on no relay: {error}"
-                    raise Missing(what, HOW_POLICIES) from error
-                except TimeoutError as error:
-                    what = f"no relay delivered policy {version} in {self._copies.fetch_s:g} s; "
-                    what += "the next audit goes on with what came"
                     raise Missing(what, HOW_POLICIES) from error
         raise Missing(f"policy {version}, root {hex0x(root)}, is not in the evidence", HOW_POLICIES)
 

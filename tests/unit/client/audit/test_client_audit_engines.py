@@ -45,7 +45,7 @@ from muster.protocol.errors import EngineError, EngineSilent
 from muster.protocol.ids import PolicyVersion
 from muster.protocol.prompts import Prompt
 from muster.protocol.rollouts import encode_rollouts
-from muster.shardcast import ChunkStore
+from muster.shardcast import ChunkStore, fetcher
 
 NEXT = PolicyVersion(VERSION + 1)
 HOW = HOW_ENGINE.format(version=VERSION)
@@ -85,7 +85,6 @@ class Audit:
         engine: HashEngine,
         *,
         relays: tuple[str, ...] = (),
-        fetch_s: float = 60.0,
     ) -> None:
         view = make_view()
         run = view.runs[RUN]
@@ -112,7 +111,7 @@ class Audit:
                 view.batches[number] = make_batch(number, [submission], [record])
         history: Any = SimpleNamespace(ledger=view, domain=DOMAIN)
         decoder: Any = PlainDecoder()
-        copies = Copies(EvidenceFolders([folder]), relays, folder / "fetched", fetch_s=fetch_s)
+        copies = Copies(EvidenceFolders([folder]), relays, folder / "fetched")
         self.judge = Rejudge(history, run, copies, engine, decoder, folder)
 
     def results(self) -> list[str]:
@@ -179,15 +178,16 @@ async def never(_seconds: float) -> None:
 
 @pytest.mark.parametrize("manner", [Manner.SILENT, Manner.HEAD])
 async def test_a_policy_that_a_relay_never_delivers_is_asked_for_once(
-    tmp_path: Path, manner: Manner
+    tmp_path: Path, manner: Manner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    results, asked = await with_a_relay(tmp_path, manner, fetch_s=1.0)
+    monkeypatch.setattr(fetcher, "BASE_S", 1.0)
+    results, asked = await with_a_relay(tmp_path, manner)
     assert results == [HOW_POLICIES, HOW_POLICIES, HOW_POLICIES, "", "", ""]
     assert asked == 1
 
 
 async def test_a_policy_that_a_relay_delivers_is_judged(tmp_path: Path) -> None:
-    results, _ = await with_a_relay(tmp_path, Manner.HONEST, fetch_s=60.0)
+    results, _ = await with_a_relay(tmp_path, Manner.HONEST)
     assert results == [""] * 6
 
 
@@ -205,12 +205,12 @@ async def test_a_silent_relay_keeps_nobody_from_the_manifests_of_others(
     assert honest.manifests_asked == 2
 
 
-async def with_a_relay(folder: Path, manner: Manner, *, fetch_s: float) -> tuple[list[str], int]:
+async def with_a_relay(folder: Path, manner: Manner) -> tuple[list[str], int]:
     """The audit's results where only a relay has the first version, and how often it was asked for
     the manifest."""
     relay = Asked(ChunkStore(folder / f"store-{VERSION}"), manner, pause=never)
     async with relay.listening() as url:
-        audit = Audit(folder, HashEngine(), relays=(url,), fetch_s=fetch_s)
+        audit = Audit(folder, HashEngine(), relays=(url,))
         shutil.rmtree(folder / f"v{VERSION}")
         return await audit.all_of(), relay.manifests_asked
 
