@@ -126,7 +126,6 @@ class WorkerLoop:
         self._due_at = float("inf")
         self._has_resumed = False
         self._over_since: float | None = None
-        self._node = address_of(context.key)
         self.defence = Defence(context, self._arrives, self._recheck)
         self._no_ticket_because: str | None = None
         self._woken = asyncio.Event()
@@ -566,7 +565,7 @@ class WorkerLoop:
         context = self.context
         if self.held.fault is not None:
             raise self.held.fault
-        require_good_standing(context.view, context.run_id, context.worker, self._node)
+        require_good_standing(context.view, context.run_id, context.worker, address_of(context.key))
 
     def _may_work(self) -> bool:
         try:
