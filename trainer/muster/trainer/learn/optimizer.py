@@ -110,6 +110,15 @@ class SmallAdamW(torch.optim.Optimizer):
                 if parameter.grad is not None:
                     self._step_one(group, number, parameter)
 
+    def forget(self) -> None:
+        """Be as before the first step."""
+        if self._file is None:
+            self.state.clear()
+        # A file does not give its room back.
+        for state in self.state.values():
+            for value in state.values():
+                value.zero_()
+
     def fresh_state(self, parameter: Tensor) -> dict[str, Tensor]:
         """Return a parameter's state before its first step."""
         return {"step": torch.tensor(0.0)} | {name: self._zeros(parameter) for name in MOMENTS}

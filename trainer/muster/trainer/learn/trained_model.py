@@ -271,11 +271,10 @@ class TrainedModel(ABC, Generic[RecipeType, StepType]):
         self._await_release()
         with self._ranks.watch("taking over a policy"):
             load_weights(self.model, weights)
-        if is_fresh:
-            # As before the first step. It stays where it is: a file would not give its room back.
-            for state in self.optimizer.state.values():
-                for value in state.values():
-                    value.zero_()
+        if is_fresh and isinstance(self.optimizer, SmallAdamW):
+            self.optimizer.forget()
+        elif is_fresh:
+            self.optimizer.state.clear()
 
     def state(self) -> dict[str, Tensor]:
         """Return every tensor that the next step depends on, by name; live, not copies."""
