@@ -104,6 +104,7 @@ def make_account(**changes: object) -> Any:
         "active_wei": 100 * 10**18,
         "beacon_under": lambda checkpoint: checkpoint.beacon,
         "node_at": lambda _block: node,
+        "status_at": lambda _block: WorkerStatus.ACTIVE,
     }
     return SimpleNamespace(**{**values, **changes})
 

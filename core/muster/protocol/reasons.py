@@ -74,7 +74,7 @@ class Reason(IntEnum):
         (
             "see muster worker status: the node may have been rotated, or the worker jailed, "
             "before the commit; if neither was, the orchestrator showed another signature: the "
-            "slot is still free, and the work can be disputed"
+            "slot is still free, and the worker submits it again by itself"
         ),
     )
     UNKNOWN_TICKET = (

@@ -12,7 +12,7 @@ from muster.chain import BatchView, ChainView
 from muster.client.worker.context import WorkerContext
 from muster.client.worker.journal import SignedSubmission, SubmissionJournal
 from muster.protocol.ids import Address, Hash32, RunId
-from muster.protocol.messages import OutcomeRecord, Reason, Verdict
+from muster.protocol.messages import OutcomeRecord, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -102,8 +102,8 @@ class Outcomes:
         is_refused = record.verdict in (Verdict.REJECTED, Verdict.INCOMPLETE)
         if is_refused and silence is not None and silence.has_another(signed, judged.batch):
             return  # the batch that held it first decides: a later copy is late, or its slot used
-        if record.reason is Reason.BATCH_MISDECLARED and silence is not None:
-            # The slot is not used: the same work is submitted directly, unless it already was.
+        if silence is not None and silence.is_left_free(judged.batch, record.reason):
+            # The same work is submitted directly, unless it already was.
             silence.refused[signed.slot] = record.reason.name
             return
         _say(judged)
@@ -133,8 +133,9 @@ def recall_accusations(
     frauds = (
         (batch, position, record)
         for batch in view.batches.values()
+        if batch.run_id == run_id
         for position, record in enumerate(batch.records or ())
-        if record.verdict is Verdict.FRAUD and batch.run_id == run_id
+        if record.verdict is Verdict.FRAUD
     )
     for batch, position, record in frauds:
         signed = journal.judged(run_id, worker, record)

@@ -20,7 +20,7 @@ from enum import StrEnum
 from functools import partial
 
 from muster.api import BatchEntry
-from muster.chain import BatchView, CaseView, Chain, Receipt
+from muster.chain import BatchView, CaseView, Chain, Receipt, WorkerStatus
 from muster.chain.structs import BatchStatus
 from muster.client.chain_facts import ChainClock, Times
 from muster.client.disputes.cases import eligible_jurors
@@ -29,13 +29,14 @@ from muster.client.disputes.unsettled import return_bond
 from muster.client.outage import Steps, serve_forever
 from muster.client.quantities import format_tokens
 from muster.client.sources import Sources, named_sources
-from muster.client.validator.batches import is_misdeclared
+from muster.client.validator.batches import FILLS_NO_SLOT, is_misdeclared
 from muster.client.worker.context import NodeContext
 from muster.client.worker.deposits import Deposits
 from muster.client.worker.elsewhere import LONGEST_ASK_S, LOOK_UP_S, Elsewhere
 from muster.client.worker.journal import BatchPlace, SignedSubmission, Slot, slot_of
 from muster.client.worker.outcomes import Judged
 from muster.lifecycle import run_beside, uptime_s
+from muster.protocol.eip712 import address_of
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ApiError, ConfigError
 from muster.protocol.ids import Hash32
@@ -202,8 +203,23 @@ class SilenceDuty:
             return own
         proven = self.context.journal.proven(signed)
         batch = self.context.view.batches.get(proven.name.batch_id) if proven else None
-        # After a reorganisation another batch may have the id.
-        return batch if batch and proven and batch.name == proven.name else None
+        if proven is None or batch is None or batch.name != proven.name:
+            return None  # after a reorganisation another batch may have the id
+        reason = batch.records[proven.position].reason if batch.records else Reason.NONE
+        return None if self.is_left_free(batch, reason) else batch
+
+    def is_left_free(self, batch: BatchView, reason: Reason) -> bool:
+        """Return whether an outcome in a batch leaves the slot to this worker: the whole batch was
+        refused, or its committer showed validators another signature than this node's.
+        """
+        if reason is not Reason.BAD_SIGNATURE:
+            return reason in FILLS_NO_SLOT
+        member = self.context.view.member(self.context.run_id, self.context.worker)
+        if member is None or batch.work is not None:
+            return False  # the chain verified the signature of direct work
+        before = batch.work_block - 1
+        is_active = member.status_at(before) is WorkerStatus.ACTIVE
+        return is_active and member.node_at(before) == address_of(self.context.key)
 
     def has_another(self, signed: SignedSubmission, batch: BatchView) -> bool:
         """Return whether another batch than this one decides about a submission: it held it before,
@@ -436,6 +452,11 @@ class SilenceDuty:
             what = "a batch was committed to with fewer units than it holds: submitting by itself"
             self._steps.report(batch.name, what, declared=batch.units, holds=held)
             self.refused[signed.slot] = Reason.BATCH_MISDECLARED.name
+            return
+        if entries[proven.position].signature != context.sign(signed.submission):
+            what = "a batch is shown without this node's signature: submitting by itself"
+            self._steps.report(batch.name, what, **signed.fields)
+            self.refused[signed.slot] = Reason.BAD_SIGNATURE.name
             return
         await asyncio.to_thread(context.journal.prove, signed, proven)
 

@@ -25,9 +25,11 @@ from worlds.client_silence import (
     own,
     summons,
 )
-from worlds.client_world import NOW, as_claimed
+from worlds.client_world import NOW, OTHER_KEY, RUN, WORKER, as_claimed, make_entry
 
+from muster.chain import ZERO_ADDRESS, WorkerStatus
 from muster.client.worker.journal import SubmissionJournal
+from muster.client.worker.outcomes import recall_accusations
 from muster.client.worker.silence import KEEP_S
 from muster.protocol.errors import StorageError
 from muster.protocol.messages import COMMIT_GRACE_S, Reason, Verdict
@@ -149,11 +151,18 @@ async def test_work_whose_batch_is_void_ends_with_the_outcome_of_a_copy(desk: Si
     assert not desk.journal.unfinished()
 
 
-async def test_work_of_a_misdeclared_batch_ends_with_the_outcome_of_a_copy(desk: Silenced) -> None:
+FREE = pytest.mark.parametrize("reason", [MISDECLARED, Reason.BAD_SIGNATURE])
+"""Reasons of records that leave the slot to the worker."""
+
+
+@FREE
+async def test_work_whose_slot_is_left_free_ends_with_the_outcome_of_a_copy(
+    desk: Silenced, reason: Reason
+) -> None:
     desk.sign()
     desk.commit()
     assert await desk.at(NOW) == []
-    await desk.loop.on_change([desk.post(3, make_record(Verdict.REJECTED, MISDECLARED))])
+    await desk.loop.on_change([desk.post(3, make_record(Verdict.REJECTED, reason))])
     await desk.loop.settle()
     assert len(desk.journal.unfinished()) == 1
     await desk.loop.on_change([desk.post(4, make_record(Verdict.REJECTED, Reason.LATE))])
@@ -161,11 +170,20 @@ async def test_work_of_a_misdeclared_batch_ends_with_the_outcome_of_a_copy(desk:
     assert not desk.journal.unfinished()
 
 
-async def test_work_of_a_misdeclared_batch_is_submitted_directly_and_its_own_outcome_counts(
-    desk: Silenced,
+@FREE
+@pytest.mark.parametrize("is_shown", [True, False])
+async def test_work_whose_slot_is_left_free_is_submitted_directly_and_its_own_outcome_counts(
+    desk: Silenced, reason: Reason, is_shown: bool
 ) -> None:
     desk.sign()
-    await desk.loop.on_change([desk.post(3, make_record(Verdict.REJECTED, MISDECLARED))])
+    if is_shown:
+        desk.commit()
+    assert await desk.at(NOW) == []
+    posted = desk.post(3, make_record(Verdict.REJECTED, reason), make_record(index=7))
+    if is_shown:
+        # The proven batch holds the work itself, which validators saw with another signature.
+        desk.view.batches[3] = committed(records=desk.view.batches[3].records)
+    await desk.loop.on_change([posted])
     await desk.loop.settle()
     assert len(desk.journal.unfinished()) == 1
     assert await desk.at(NOW) == ["submit"]
@@ -175,12 +193,51 @@ async def test_work_of_a_misdeclared_batch_is_submitted_directly_and_its_own_out
     assert not desk.journal.unfinished()
 
 
-async def test_work_of_a_misdeclared_batch_is_given_up_when_it_is_too_late(desk: Silenced) -> None:
+@FREE
+async def test_work_whose_slot_is_left_free_is_given_up_when_it_is_too_late(
+    desk: Silenced, reason: Reason
+) -> None:
     desk.sign()
-    await desk.loop.on_change([desk.post(3, make_record(Verdict.REJECTED, MISDECLARED))])
+    await desk.loop.on_change([desk.post(3, make_record(Verdict.REJECTED, reason))])
     await desk.loop.settle()
     assert await desk.at(TICKET.deadline + COMMIT_GRACE_S) == []
     assert not desk.journal.unfinished()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"node_at": lambda _block: ZERO_ADDRESS},
+        {"status_at": lambda _block: WorkerStatus.JAILED},
+    ],
+)
+async def test_bad_signature_of_who_was_not_active_or_has_another_node_is_final(
+    desk: Silenced, changes: dict[str, Any]
+) -> None:
+    desk.sign()
+    desk.view.workers[WORKER].__dict__.update(changes)
+    await desk.loop.on_change([desk.post(3, make_record(Verdict.REJECTED, Reason.BAD_SIGNATURE))])
+    await desk.loop.settle()
+    assert not desk.journal.unfinished()
+    assert await desk.at(NOW) == []
+
+
+async def test_work_that_is_shown_without_its_signature_is_submitted_directly(
+    desk: Silenced,
+) -> None:
+    desk.sign()
+    desk.commit()
+    desk.asked.batches[3][0] = make_entry(TICKET, SIGNED.submission, OTHER_KEY)
+    assert await desk.at(NOW) == ["submit"]
+
+
+async def test_outcomes_of_other_runs_are_not_read_for_accusations(desk: Silenced) -> None:
+    class Unread(list[Any]):
+        def __iter__(self) -> Any:
+            raise AssertionError("they are of another run")
+
+    desk.view.batches[3] = committed(run_id=RUN + 1, records=Unread([make_record()]))
+    recall_accusations(desk.journal, desk.view, RUN, WORKER)
 
 
 @pytest.mark.parametrize(("changes", "steps"), [({"file_hash": FOREIGN}, ["submit"]), ({}, [])])
