@@ -53,19 +53,32 @@ FILLS_NO_SLOT = frozenset({Reason.BAD_SIGNATURE, Reason.BATCH_MISDECLARED})
 
 
 class SlotIndex:
-    """The first batch that fills each slot of a run."""
+    """The first batch that fills each slot of a run: of judged batches, and of those whose outcomes
+    are expected.
+    """
 
     def __init__(self) -> None:
         self._first: dict[SlotOfWorker, int] = {}
+        self._expected: dict[SlotOfWorker, int] = {}
 
     def add(self, batch_id: int, slots: Slots) -> None:
-        """Add the slots that a batch fills."""
-        for slot in slots:
-            self._first[slot] = min(self._first.get(slot, batch_id), batch_id)
+        """Add the slots that a judged batch fills."""
+        _add_first(self._first, batch_id, slots)
+
+    def expect(self, filled: Iterable[tuple[int, Slots]]) -> None:
+        """Replace the slots of batches without outcomes: of each its id, and the slots."""
+        self._expected = {}
+        for batch_id, slots in filled:
+            _add_first(self._expected, batch_id, slots)
 
     def is_used(self, slot: SlotOfWorker, *, before: int) -> bool:
         """Return whether a batch with a lower id than `before` fills the slot."""
-        return self._first.get(slot, before) < before
+        return any(first.get(slot, before) < before for first in (self._first, self._expected))
+
+
+def _add_first(first: dict[SlotOfWorker, int], batch_id: int, slots: Slots) -> None:
+    for slot in slots:
+        first[slot] = min(first.get(slot, batch_id), batch_id)
 
 
 def slots_of_records(records: Iterable[OutcomeRecord]) -> Slots:
@@ -140,8 +153,8 @@ class BatchReader:
         self._batches: Mapping[int, BatchView] | None = None
         self._read = 0
         """Batches of the view that were looked at, in the order of their ids."""
-        self._unread: dict[int, BatchView] = {}
-        """Those of the run with unknown slots, by id."""
+        self._open: dict[int, BatchView] = {}
+        """Those of the run without outcomes on chain, by id."""
         self._slots = SlotIndex()
         self._shown: dict[BatchName, Slots] = {}
         """Slots of batches whose content was shown."""
@@ -181,17 +194,22 @@ class BatchReader:
         if batches is not self._batches:
             # A view that is rewound after a reorganisation has other batches.
             self._batches, self._read = batches, 0
-            self._slots, self._unread = SlotIndex(), {}
+            self._slots, self._open = SlotIndex(), {}
         new = list(islice(batches.values(), self._read, None))
         self._read += len(new)
-        self._unread |= {b.batch_id: b for b in new if b.run_id == self.context.run_id}
-        for batch in list(self._unread.values()):
-            slots = self._known_slots(batch)
-            if slots is not None:
-                self._fill(batch, slots)
-            elif batch.is_void or batch.status is BatchStatus.WITHHELD:
-                del self._unread[batch.batch_id]
-        await self._read_shown([b for b in self._unread.values() if b.batch_id < before])
+        self._open |= {b.batch_id: b for b in new if b.run_id == self.context.run_id}
+        for batch in list(self._open.values()):
+            if batch.records is not None:
+                self._slots.add(batch.first_id, slots_of_records(batch.records))
+            if batch.records is not None or batch.is_void or batch.status is BatchStatus.WITHHELD:
+                del self._open[batch.batch_id]
+        expected = {b.batch_id: self._expected_slots(b) for b in self._open.values()}
+        unknown = [self._open[n] for n, slots in expected.items() if slots is None and n < before]
+        if unknown:
+            await self._read_shown(unknown)
+            expected |= {b.batch_id: self._shown.get(b.name) for b in unknown}
+        # What the chain says of a batch later may differ from what this validator found or saw.
+        self._slots.expect((self._open[n].first_id, s) for n, s in expected.items() if s)
 
     def claim(
         self, batch: BatchView, entry: BatchEntry, earlier: Container[SlotOfWorker]
@@ -199,23 +217,17 @@ class BatchReader:
         """Return a submission as a claim; `earlier` are the slots before it in its own batch."""
         return claim_in(self.context.view, batch, entry, self.context.domain, self._slots, earlier)
 
-    def _known_slots(self, batch: BatchView) -> Slots | None:
-        """Return the slots of a batch that the chain or the journal tells, else None."""
-        judged = self.context.journal.judged(batch.name)
-        if batch.records is not None:
-            return slots_of_records(batch.records)
-        if judged is not None:
+    def _expected_slots(self, batch: BatchView) -> Slots | None:
+        """Return the slots that a batch will fill by the journal or its content, else None."""
+        if judged := self.context.journal.judged(batch.name):
             return slots_of_records(judged.records)
-        if batch.work is not None:
-            return self._slots_in(batch, [entry_of(batch.work, batch.committed_at)])
+        if batch.work is not None and batch.name not in self._shown:
+            shown = entry_of(batch.work, batch.committed_at)
+            self._shown[batch.name] = self._slots_in(batch, [shown])
         return self._shown.get(batch.name)
 
-    def _fill(self, batch: BatchView, slots: Slots) -> None:
-        self._slots.add(batch.first_id, slots)
-        self._unread.pop(batch.batch_id, None)
-
     async def _read_shown(self, batches: Sequence[BatchView]) -> None:
-        """Add the slots of those batches that can still be judged, from their content. All are
+        """Read the slots of those batches that can still be judged, from their content. All are
         asked for before the first failure is raised, so that the patience with all begins now.
         """
         wanted = [batch for batch in batches if batch.name not in self._left_out]
@@ -226,18 +238,16 @@ class BatchReader:
 
         async def read(batch: BatchView) -> None:
             async with asking:
-                slots = await self._shown_slots(batch)
-            if slots is not None:
-                self._fill(batch, slots)
+                await self._read_slots(batch)
 
         judgeable = (batch for batch in wanted if now < batch.due_at(deadline_s))
         failures = await asyncio.gather(*map(read, judgeable), return_exceptions=True)
         for failure in filter(None, failures):
             raise failure
 
-    async def _shown_slots(self, batch: BatchView) -> Slots | None:
-        """Return the slots of a batch that nobody judged yet; None if the orchestrator has not
-        shown it for long: then it is left out until its outcomes are on chain.
+    async def _read_slots(self, batch: BatchView) -> None:
+        """Note the slots of a batch that nobody judged yet, unless the orchestrator has not shown
+        it for long: then it is left out until its outcomes are on chain.
         """
         name = batch.name
         try:
@@ -248,13 +258,12 @@ class BatchReader:
             if now - self._failing_since.setdefault(name, begun) < BATCH_PATIENCE_S:
                 raise
             self._left_out.add(name)
-            return None
+            return
         self._failing_since.pop(name, None)
         slots: Slots = ()
         if not is_misdeclared(batch, [entry.submission for entry in entries]):
             slots = self._slots_in(batch, entries)
         self._shown[name] = slots
-        return slots
 
     def _slots_in(self, batch: BatchView, entries: Iterable[BatchEntry]) -> Slots:
         return slots_of_entries(self.context.view, batch, entries, self.context.domain)

@@ -156,6 +156,26 @@ async def test_forged_submission_uses_no_slot_of_a_worker(
     assert await bench.judge(bench.commit(2, [forged, entry], data)) == [unsigned, ACCEPTED]
 
 
+@pytest.mark.parametrize("is_shown_signed", [False, True])
+async def test_outcomes_on_chain_tell_which_slots_are_used_whatever_this_validator_saw(
+    bench: Bench, is_shown_signed: bool
+) -> None:
+    """An orchestrator may show validators different signatures."""
+    entry, data = honest(make_ticket())
+    signed = entry.submission
+    unsigned = entry.model_copy(update={"signature": sign_submission(signed, OTHER_KEY)})
+    first = bench.commit(1, [entry if is_shown_signed else unsigned], data)
+    await bench.loop.validate(first)
+    [own] = bench.posted()
+    # The judgement of another batch, meanwhile, takes in what this validator found.
+    await bench.judge(bench.commit_honest(2, 1))
+    said = (Verdict.REJECTED, Reason.BAD_SIGNATURE) if is_shown_signed else ACCEPTED
+    first.records = [replace(own, verdict=said[0], reason=said[1])]
+    reused = (Verdict.REJECTED, Reason.SLOT_REUSED)
+    expected = ACCEPTED if is_shown_signed else reused
+    assert await bench.judge(bench.commit(3, [entry], data)) == [expected]
+
+
 @pytest.mark.parametrize("is_judged", [False, True])
 async def test_misdeclared_batch_uses_no_slots(bench: Bench, is_judged: bool) -> None:
     entry, data = honest(make_ticket())

@@ -27,6 +27,7 @@ from worlds.client_world import (
     make_ticket,
 )
 
+from muster.client.validator import batches
 from muster.client.validator.batches import (
     BatchReader,
     SlotIndex,
@@ -137,7 +138,9 @@ def judged(batch_id: int, record: OutcomeRecord) -> Any:
     return batch_of(batch_id, [], [record])
 
 
-async def test_reader_looks_at_new_batches_only_and_at_all_after_a_reorganisation() -> None:
+async def test_reader_looks_at_new_batches_only_and_at_all_after_a_reorganisation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     view: Any = make_view()
     view.batches = {
         5: judged(5, make_record()),
@@ -147,23 +150,20 @@ async def test_reader_looks_at_new_batches_only_and_at_all_after_a_reorganisatio
     await reader.refresh(before=7)
     assert reader._slots.is_used((1, 1, 0), before=9)
     view.batches[7] = judged(7, make_record(2))
-    looked_at: list[int] = []
-    reader._known_slots = noting(reader._known_slots, looked_at)  # type: ignore[method-assign]
+    looked_at: list[Any] = []
+
+    def noting(records: Any) -> Any:
+        looked_at.append(records)
+        return slots_of_records(records)
+
+    monkeypatch.setattr(batches, "slots_of_records", noting)
     await reader.refresh(before=8)
-    assert looked_at == [7]
+    assert looked_at == [view.batches[7].records]
     assert reader._slots.is_used((2, 1, 0), before=9)
     view.batches = {5: replace(judged(5, make_record(3)), root=keccak(b"another"))}
     await reader.refresh(before=8)
     assert not reader._slots.is_used((1, 1, 0), before=9)
     assert reader._slots.is_used((3, 1, 0), before=9)
-
-
-def noting(call: Any, looked_at: list[int]) -> Any:
-    def noted(batch: Any) -> Any:
-        looked_at.append(batch.batch_id)
-        return call(batch)
-
-    return noted
 
 
 class NoJournal:
