@@ -109,6 +109,21 @@ def test_fresh_optimiser_takes_no_more_of_the_disk(
     assert not torch.equal(first["model.norm.weight"], base["model.norm.weight"])
 
 
+@pytest.mark.parametrize("is_in_a_file", [False, True])
+def test_resuming_without_moments_takes_no_more_of_the_disk(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_in_a_file: bool
+) -> None:
+    folder = tmp_path / "offload" if is_in_a_file else None
+    learn = partial(Learner, model_folder, make_recipe(), published=lambda _: None)
+    untrained, made = learn().state(), learn(offload=folder)
+    made.step(Step(1), groups(1))
+    first = {name: value.clone() for name, value in made.weights().items()}
+    monkeypatch.delattr(os, "posix_fallocate")
+    made.restore(untrained)
+    made.step(Step(1), groups(1))
+    assert all(torch.equal(made.weights()[name], value) for name, value in first.items())
+
+
 def test_bfloat16_state_stays_near() -> None:
     expected = steps(lambda own: torch.optim.AdamW(own, **OPTIONS), 200)
     begun = steps(small(dtype="bfloat16"), 0)

@@ -110,14 +110,13 @@ class SmallAdamW(torch.optim.Optimizer):
                 if parameter.grad is not None:
                     self._step_one(group, number, parameter)
 
-    def forget(self) -> None:
-        """Be as before the first step."""
+    def forget(self, parameter: Tensor) -> None:
+        """Be as before the parameter's first step."""
         if self._file is None:
-            self.state.clear()
+            self.state.pop(parameter, None)
         # A file does not give its room back.
-        for state in self.state.values():
-            for value in state.values():
-                value.zero_()
+        for value in self.state.get(parameter, {}).values():
+            value.zero_()
 
     def fresh_state(self, parameter: Tensor) -> dict[str, Tensor]:
         """Return a parameter's state before its first step."""

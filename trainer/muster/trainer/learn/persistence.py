@@ -144,7 +144,7 @@ def state_template(
     """Return the tensors that a saved state of these sizes is read into: the model's and the
     optimiser's own, live, so that reading takes no second copy of them.
 
-    The optimiser then keeps state for the same parameters as the saved one. Raises ValueError, and
+    Parameters without saved moments are then as before their first step. Raises ValueError, and
     changes nothing, when the state is another architecture's.
     """
     weights = trained_weights(model)
@@ -161,7 +161,7 @@ def state_template(
     found = {f"model.{name}": value for name, value in weights.items()}
     for name, parameter in parameters.items():
         if name not in stepped:
-            optimizer.state.pop(parameter, None)
+            forget_state(optimizer, parameter)
             continue
         kept = kept_state(optimizer, parameter)
         found |= {f"optimizer.{name}.{key}": value for key, value in kept.items()}
@@ -194,6 +194,14 @@ def kept_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str,
         state["step"] = torch.zeros((), device=place)
         state |= {moment: torch.zeros_like(parameter) for moment in MOMENTS}
     return state
+
+
+def forget_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> None:
+    """Let an AdamW be as before the parameter's first step."""
+    if isinstance(optimizer, SmallAdamW):
+        optimizer.forget(parameter)
+    else:
+        optimizer.state.pop(parameter, None)
 
 
 def _check_names(own: Weights, given: Weights) -> None:

@@ -35,6 +35,7 @@ from muster.trainer.learn.passes import ComputeType, Passes, require_dense
 from muster.trainer.learn.persistence import (
     Weights,
     add_adapter,
+    forget_state,
     load_weights,
     restore_state,
     state_template,
@@ -271,10 +272,8 @@ class TrainedModel(ABC, Generic[RecipeType, StepType]):
         self._await_release()
         with self._ranks.watch("taking over a policy"):
             load_weights(self.model, weights)
-        if is_fresh and isinstance(self.optimizer, SmallAdamW):
-            self.optimizer.forget()
-        elif is_fresh:
-            self.optimizer.state.clear()
+        for parameter in self._trained if is_fresh else ():
+            forget_state(self.optimizer, parameter)
 
     def state(self) -> dict[str, Tensor]:
         """Return every tensor that the next step depends on, by name; live, not copies."""
