@@ -251,15 +251,19 @@ async def record(services: Services) -> NoReturn:
 async def record_once(services: Services, backoff: Backoff) -> None:
     """Post the outcomes of every batch that are agreed and due."""
     for agreed in await services.outcomes.agreed():
+        # Each is looked at last: while those before it are mined, the chain may be reorganised.
+        if await services.outcomes.still_fits(agreed.batch, agreed.records):
+            post = partial(_post, services, agreed)
+            await _transact(services, "outcomes", agreed.batch.batch_id, post, backoff)
 
-        async def post(agreed: Agreed = agreed) -> None:
-            named = f"outcomes of batch {agreed.header.batch_id}: {hex0x(keccak(agreed.records))}"
-            await services.chain.once(named).ledger.post_outcomes(
-                agreed.header, agreed.records, b"".join(agreed.signatures)
-            )
-            logger.info("outcomes posted", extra={"batch": agreed.header.batch_id})
 
-        await _transact(services, "outcomes", agreed.header.batch_id, post, backoff)
+async def _post(services: Services, agreed: Agreed) -> None:
+    header = agreed.batch.header()
+    named = f"outcomes of batch {header.batch_id}: {hex0x(keccak(agreed.records))}"
+    await services.chain.once(named).ledger.post_outcomes(
+        header, agreed.records, b"".join(agreed.signatures)
+    )
+    logger.info("outcomes posted", extra={"batch": header.batch_id})
 
 
 async def settle(services: Services) -> NoReturn:

@@ -120,6 +120,8 @@ class FakeLedger:
     lose_next: Exception | None = None
     funded_units: int = 10**6
     """Units of one batch that the run can pay for."""
+    once_posted: Callable[[], None] = lambda: None
+    """What happens after each post of outcomes."""
 
     def maybe_fail(self) -> None:
         error, self.fail_next = self.fail_next, None
@@ -189,6 +191,7 @@ class FakeLedger:
             )  # fmt: skip
         else:
             self._emit("ContributionLedger", "BatchWithheld", signatures=signatures, **about)
+        self.once_posted()
         return object()
 
     async def execute_fraud(self, outcome: OutcomeProof, work: CommittedWork) -> object:

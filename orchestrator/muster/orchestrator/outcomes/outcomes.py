@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from muster.api.answers import BatchContents
-from muster.chain import Batch, BatchView, ChainView
+from muster.chain import BatchView, ChainView
 from muster.chain.doubles import SignedRecords
 from muster.orchestrator.db import Database
 from muster.orchestrator.db.query import Queryable
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 class Agreed:
     """Outcomes of a batch that are ready to be posted."""
 
-    header: Batch
+    batch: BatchView
     records: bytes
     """The packed records."""
     signatures: tuple[bytes, ...]
@@ -159,12 +159,10 @@ class OutcomeCollector:
             agreeing.sort(key=lambda row: row.validator not in calls.called)
             signers = sorted(agreeing[:quorum], key=lambda row: row.validator.lower())
             signatures = tuple(row.signature for row in signers)
-            agreed = Agreed(batch.header(), signers[0].records, signatures)
-            if await self._still_fits(batch, agreed.records):
-                found.append(agreed)
+            found.append(Agreed(batch, signers[0].records, signatures))
         return found
 
-    async def _still_fits(self, batch: BatchView, records: bytes) -> bool:
+    async def still_fits(self, batch: BatchView, records: bytes) -> bool:
         """Return whether records fit their batch as the chain is now; logs it, once, if not.
 
         Validators sign a batch's number, its root and the records, and the root fixes all that

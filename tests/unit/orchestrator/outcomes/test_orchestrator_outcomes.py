@@ -76,23 +76,42 @@ async def test_posting_is_tried_again_when_the_contract_refuses(bench: Bench) ->
     assert len(bench.network.chain.ledger.posted) == 1
 
 
+def renumber(bench: Bench) -> None:
+    """The workers' registrations came back in another order, batches with numbers and roots."""
+    view = bench.network.view
+    one, two = view.worker_by_id[1], view.worker_by_id[2]
+    one.worker_id, two.worker_id = 2, 1
+    view.worker_by_id |= {1: two, 2: one}
+
+
 @pytest.mark.parametrize("is_renumbered", [False, True])
 async def test_records_are_posted_unless_a_reorganisation_gave_their_workers_other_numbers(
     bench: Bench, caplog: pytest.LogCaptureFixture, is_renumbered: bool
 ) -> None:
     submission, _, _ = await committed(bench)
     await bench.judge(1, [submission])
-    view = bench.network.view
     if is_renumbered:
-        # The workers' registrations came back in another order, the batch with its number and root.
-        one, two = view.worker_by_id[1], view.worker_by_id[2]
-        one.worker_id, two.worker_id = 2, 1
-        view.worker_by_id |= {1: two, 2: one}
+        renumber(bench)
     await bench.record()
     await bench.record()
     assert len(bench.network.chain.ledger.posted) == (not is_renumbered)
     said = [each for each in caplog.records if "outcomes are not posted" in each.getMessage()]
     assert len(said) == is_renumbered
+
+
+@pytest.mark.parametrize("is_renumbered", [False, True])
+async def test_records_are_looked_at_again_after_the_posts_before_theirs(
+    bench: Bench, is_renumbered: bool
+) -> None:
+    for batch_id in (1, 2):
+        submission = await bench.upload(body=b"file %d" % batch_id)
+        await bench.commit()
+        await bench.judge(batch_id, [submission])
+    ledger = bench.network.chain.ledger
+    if is_renumbered:
+        ledger.once_posted = lambda: renumber(bench)
+    await bench.record()
+    assert [batch_id for batch_id, _, _ in ledger.posted] == ([1] if is_renumbered else [1, 2])
 
 
 async def test_same_outcomes_are_harmless_when_handed_in_again(bench: Bench) -> None:
