@@ -11,6 +11,7 @@ both; there is no command for either.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from muster.chain.doubles import (
     SignedRecords,
     SignedWork,
     find_misrecords,
+    is_record_of,
 )
 from muster.chain.structs import BatchStatus
 from muster.client.chain_facts import ChainClock
@@ -280,6 +282,8 @@ each of which has a bond.
 """
 RETRY_S = 5.0
 """Minimum seconds between two tries of one step."""
+COMPARE_S = 5.0
+"""Most seconds to wait for a batch's content before its records are shown or posted."""
 _OVERTAKEN = frozenset(
     {
         "LedgerOutcomesPosted",
@@ -483,7 +487,7 @@ class ShowingDuty:
             f"show outcomes {hex0x(records_hash)} of batch {batch.batch_id}, {hex0x(batch.root)}"
         )
         told = b"" if records_hash in batch.shown_records else records
-        if not await self._affords(batch, records):
+        if not await self._affords(batch, records) or not await self._still_fits(batch, records):
             return
         ledger = self.chain.once(named).ledger
         receipt = await ledger.show_outcomes(batch.header(), records_hash, told, signature)
@@ -508,6 +512,8 @@ class ShowingDuty:
         is_free = is_shown and batch.name not in self._failed_posts
         if not is_free and not await self._affords(batch, records):
             return
+        if not await self._still_fits(batch, records):
+            return
         named = f"post outcomes of batch {batch.batch_id}, {hex0x(batch.root)}"
         ledger = self.chain.once(named).ledger
         try:
@@ -518,6 +524,32 @@ class ShowingDuty:
             raise
         self._spent += receipt.cost_wei
         logger.warning("posted what a quorum showed", extra={"batch_id": batch.batch_id})
+
+    async def _still_fits(self, batch: BatchView, packed: bytes) -> bool:
+        """Return whether records fit their batch as the chain is now; warns, once, if not.
+
+        A reorganisation that takes registrations back can give a worker's number to another, and
+        everyone who signed would pay for a misrecord
+        (docs/decisions/0087-records-answer-to-the-batch.md). Where nobody shows the batch soon,
+        nothing is compared: to hide it must not silence those who judged it.
+        """
+        if not packed:
+            return True  # withheld
+        try:
+            async with asyncio.timeout(COMPARE_S):
+                entries = await self._contents(batch)
+        except (ApiError, TimeoutError):
+            return True
+        records, workers = unpack_records(packed), self.context.view.worker_by_id
+        fits = len(records) == len(entries) and all(
+            is_record_of(record, entry.submission, workers)
+            for record, entry in zip(records, entries, strict=True)
+        )
+        if not fits:
+            what = "records that contradict their batch are neither shown nor posted"
+            hint = "if they were right, a reorganisation gave a worker's number to another"
+            self._steps.report(batch.name, what, batch_id=batch.batch_id, hint=hint)
+        return fits
 
     async def _report_doubles(self, batch: BatchView) -> None:
         for double in doubles_of(batch, self.context.domain):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -135,8 +136,13 @@ class Bench:
         self.journal = OutcomeJournal(folder)
         self.chain = Contracts()
         self.seconds = 0.0
-        self.is_withheld = False
-        self.entries: list[Any] = []
+        self.is_withheld = self.hangs = False
+        signed = sign_submission(SUBMISSION)
+        self.entries = [SimpleNamespace(submission=SUBMISSION, signature=signed)]
+        self.view.worker_by_id = {
+            WORKER_ID: SimpleNamespace(address=SUBMISSION.worker),
+            WORKER_ID + 1: SimpleNamespace(address=STRANGER),
+        }
         context = make_context(
             view=self.view, journal=self.journal, windows=WINDOWS, clock=lambda: self.seconds
         )
@@ -145,6 +151,8 @@ class Bench:
     async def contents(self, _batch: Any) -> list[Any]:
         if self.is_withheld:
             raise UNREACHABLE
+        if self.hangs:
+            await asyncio.Event().wait()
         return self.entries
 
     def judge(self, record: OutcomeRecord = ACCEPTED) -> None:
@@ -222,6 +230,57 @@ async def test_refusals_are_said_once_and_being_late_never(
     await bench.at(SHOW_AT)
     await bench.at(SHOW_AT + 0.01)
     assert [r.getMessage() for r in caplog.records] == ["showing own outcomes was refused"]
+
+
+# After a reorganisation
+
+
+def renumber(bench: Bench) -> None:
+    """The registrations came back in another order, the batch with its number and root."""
+    first, second = bench.view.worker_by_id.values()
+    bench.view.worker_by_id = {WORKER_ID: second, WORKER_ID + 1: first}
+
+
+@pytest.mark.parametrize("is_renumbered", [False, True])
+async def test_records_are_shown_and_posted_unless_their_workers_have_other_numbers(
+    bench: Bench, caplog: pytest.LogCaptureFixture, is_renumbered: bool
+) -> None:
+    bench.judge()
+    if is_renumbered:
+        renumber(bench)
+    assert await bench.at(SHOW_AT) == ([] if is_renumbered else ["show"])
+    show(bench.batch, ACCEPTED, ME, PEER)
+    assert await bench.at(LAST_POST_AT) == ([] if is_renumbered else ["post"])
+    said = [r for r in caplog.records if "neither shown nor posted" in r.getMessage()]
+    assert len(said) == is_renumbered
+
+
+async def test_records_are_posted_only_when_there_is_one_for_each_submission(bench: Bench) -> None:
+    bench.entries = bench.entries * 2
+    show(bench.batch, ACCEPTED, PEER, THIRD)
+    assert await bench.at(LAST_POST_AT) == []
+    bench.entries = bench.entries[:1]
+    assert await bench.at(LAST_POST_AT) == ["post"]
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_batch_that_is_hidden_after_it_was_judged_is_shown_and_posted(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    monkeypatch.setattr("muster.client.validator.calls.COMPARE_S", 0.01)
+    bench.judge()
+    bench.hangs, bench.is_withheld = hangs, not hangs
+    assert await bench.at(SHOW_AT) == ["show"]
+    show(bench.batch, ACCEPTED, ME, PEER)
+    assert await bench.at(LAST_POST_AT) == ["post"]
+
+
+async def test_statement_that_a_batch_is_withheld_is_posted_whatever_its_workers_numbers(
+    bench: Bench,
+) -> None:
+    show(bench.batch, None, PEER, THIRD)
+    renumber(bench)
+    assert await bench.at(LAST_POST_AT) == ["post"]
 
 
 # The gas budget
@@ -507,11 +566,7 @@ def test_work_taken_out_of_an_old_batch_hides_no_open_one(bench: Bench) -> None:
 def post_of_others(bench: Bench, record: OutcomeRecord) -> None:
     """The two other validators' records are on chain; this one found ACCEPTED."""
     bench.judge()
-    signed = sign_submission(SUBMISSION)
-    bench.entries = [SimpleNamespace(submission=SUBMISSION, signature=signed)]
-    worker = SUBMISSION.worker
-    bench.view.worker_by_id = {ACCEPTED.worker_id: SimpleNamespace(address=worker)}
-    bench.run.members = {worker: SimpleNamespace(answers_for=lambda *_: True)}
+    bench.run.members = {SUBMISSION.worker: SimpleNamespace(answers_for=lambda *_: True)}
     batch, seats = bench.batch, bench.run.seats
     batch.records, batch.records_hash = [record], keccak(packed(record))
     batch.signers, batch.status = seats[PEER] | seats[THIRD], BatchStatus.JUDGED
