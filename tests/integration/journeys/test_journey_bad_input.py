@@ -157,7 +157,7 @@ SIGNS = [
     ("juror", "join", "--keystore", "{key}", "--yes"),
     ("juror", "leave", "--keystore", "{key}", "--yes"),
     ("juror", "shorten", "--keystore", "{key}", "--yes"),
-    ("node", "rotate", "--node", "{key}", "--yes"),
+    ("node", "rotate", "--node", "{node}", "--yes"),
     ("rewards", "claim", "--run", "1"),
     ("run", "pause", "1", "--keystore", "{key}", "--yes"),
     ("run", "fund", "1", "5", "--keystore", "{key}", "--dry-run"),
@@ -166,10 +166,11 @@ SIGNS = [
 
 async def say(tmp_path: Path, words: tuple[str, ...], rpc: str, deployments: Path) -> Any:
     """Return the error of a command on a network; keys are opened where they are needed."""
-    key = tmp_path / "key.json"
-    if not key.exists():
-        save_wallet(key, WORKERS[0].key, "s", light=True)
-    words = tuple(word.format(key=key) for word in words)
+    key, node = tmp_path / "key.json", tmp_path / "node.json"
+    for path, account in ((key, WORKERS[0]), (node, WORKERS[1])):
+        if not path.exists():
+            save_wallet(path, account.key, "s", light=True)
+    words = tuple(word.format(key=key, node=node) for word in words)
     signs = ["--keystore", str(key)] if words[0] in ("stake", "unstake", "node") else []
     if words[1:2] in (("rejoin",), ("claim",)):
         signs = ["--keystore", str(key)]
