@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from muster.client.validator.judging import Rules
+from muster.lifecycle.files import write_durably
 from muster.lifecycle.outage import await_orchestrator
+from muster.protocol.documents import Document
 from muster.protocol.encoding import hex0x, keccak
 from muster.protocol.errors import ConfigError
 from muster.protocol.ids import Hash32
@@ -20,8 +22,10 @@ from muster.toploc import Calibration
 if TYPE_CHECKING:
     from muster.chain import RunConfig
 
+DocumentT = TypeVar("DocumentT", bound=Document)
+
 TASK_SETS = "task-sets"
-"""Folder of downloaded task sets, in the state folder."""
+"""Folder of downloaded task sets, recipes and calibrations, in the state folder."""
 MOST_TRIED = 1024
 """Number of problems among which one of each task type is graded at the start."""
 
@@ -49,16 +53,16 @@ async def fetch_rules(source: DocumentSource, config: RunConfig, folder: Path) -
 async def read_rules(source: DocumentSource, config: RunConfig, folder: Path) -> Rules:
     """Return a run's documents, each checked against its hash; does not retry.
 
-    The task set is kept in `folder`.
+    They are kept in `folder`, and the source is asked only for those that are not there: a worker
+    that starts again can defend its work whatever the orchestrator does.
 
-    Raises ApiError when the source does not answer, EncodingError for a malformed document.
+    Raises ApiError when the source does not answer, EncodingError for a malformed document,
+    StorageError when the disk refuses one.
     """
     return Rules(
-        recipe=Recipe.from_bytes(await _read(source, config.recipe_hash, "recipe")),
+        recipe=await _document(source, config.recipe_hash, folder, Recipe),
         task_set=await _task_set(source, config.task_set_hash, folder),
-        calibration=Calibration.from_bytes(
-            await _read(source, config.calibration_hash, "calibration")
-        ),
+        calibration=await _document(source, config.calibration_hash, folder, Calibration),
     )
 
 
@@ -88,11 +92,19 @@ def require_verifiers(rules: Rules) -> None:
     check_task_set(one_of_each.values(), allows_judge=rules.recipe.allows_judge)
 
 
-async def _read(source: DocumentSource, pinned: Hash32, what: str) -> bytes:
+async def _document(
+    source: DocumentSource, pinned: Hash32, folder: Path, kind: type[DocumentT]
+) -> DocumentT:
+    """Return the document in `folder`, fetched if it is not there; a malformed one is not kept."""
+    path = folder / f"{pinned.hex()}.json"
+    if path.is_file() and keccak(kept := path.read_bytes()) == pinned:
+        return kind.from_bytes(kept)
     data = await source.document(pinned)
     if keccak(data) != pinned:
-        raise _other(what, pinned)
-    return data
+        raise _other(kind.NAME, pinned)
+    document = kind.from_bytes(data)
+    await asyncio.to_thread(write_durably, path, data)
+    return document
 
 
 async def _task_set(source: DocumentSource, pinned: Hash32, folder: Path) -> TaskSet:

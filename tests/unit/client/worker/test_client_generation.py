@@ -1,5 +1,6 @@
 """The assignment of a ticket, its rollouts, and the documents that it depends on."""
 
+import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -156,14 +157,26 @@ class Source:
         path.write_bytes(data)
 
 
-async def test_documents_are_taken_and_the_task_set_is_downloaded_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [UNREACHABLE, REFUSAL], ids=["silent", "refusing"])
+async def test_documents_are_taken_from_the_disk_before_an_orchestrator(
+    tmp_path: Path, error: ApiError
+) -> None:
     assert await fetch_rules(Source(), PINNED, tmp_path) == RULES
-    assert await fetch_rules(Source(task_set_hash=b""), PINNED, tmp_path) == RULES
-    (path,) = tmp_path.iterdir()
-    path.write_bytes(path.read_bytes().replace(b"=", b"+", 1))
+    async with asyncio.timeout(5):
+        assert await fetch_rules(Source(*[error] * 99), PINNED, tmp_path) == RULES
+
+
+@pytest.mark.parametrize("name", vars(PINNED))
+async def test_document_that_is_damaged_on_the_disk_is_fetched_again(
+    tmp_path: Path, name: str
+) -> None:
+    assert await fetch_rules(Source(), PINNED, tmp_path) == RULES
+    (path,) = tmp_path.glob(f"{getattr(PINNED, name).hex()}.*")
+    path.write_bytes(path.read_bytes().replace(b"1", b"2", 1))
     with pytest.raises(ConfigError, match="not the one on chain"):
-        await fetch_rules(Source(task_set_hash=b""), PINNED, tmp_path)
+        await fetch_rules(Source(**{name: b""}), PINNED, tmp_path)
     assert await fetch_rules(Source(), PINNED, tmp_path) == RULES
+    assert {each.read_bytes() for each in tmp_path.iterdir()} == set(HONEST.values())
 
 
 @pytest.mark.parametrize(
@@ -182,7 +195,16 @@ async def test_another_document_is_refused_whatever_it_says_and_not_kept(
     with pytest.raises(ConfigError, match="not the one on chain") as caught:
         await fetch_rules(Source(**{name: data}), PINNED, tmp_path)
     assert "dishonest" in (caught.value.hint or "")
-    assert all(TaskSet.open(path) == TASK_SET for path in tmp_path.iterdir())
+    assert {path.read_bytes() for path in tmp_path.iterdir()} < set(HONEST.values())
+
+
+async def test_malformed_document_is_refused_whoever_pinned_it_and_not_kept(tmp_path: Path) -> None:
+    pinned: Any = SimpleNamespace(**vars(PINNED) | {"recipe_hash": keccak(b"{}")})
+    source = Source()
+    source.documents[pinned.recipe_hash] = b"{}"
+    with pytest.raises(EncodingError, match="malformed recipe"):
+        await fetch_rules(source, pinned, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 async def test_documents_are_waited_for_while_the_orchestrator_is_away(
