@@ -6,6 +6,7 @@ Owns a folder; knows nothing of the network. Layout:
     runs/<run>/<version>/manifest.json        the canonical manifest; its folder appears atomically
     runs/<run>/<version>/signature            the trainer's 65-byte Checkpoint signature
     runs/<run>/<version>/files/<name>         the files of a version published here
+    runs/<run>/aside-<version>-<root>         the folder of a published version that was replaced
 
 Safe to use from several threads and processes: readers see whole versions only, and publishing and
 dropping exclude each other by a lock file.
@@ -327,6 +328,36 @@ class ChunkStore:
             self._sweep()
         self._changed()
 
+    def set_aside(self, manifest: Manifest) -> None:
+        """Take a version that was published here from readers; its files stay for `put_back`."""
+        key = (manifest.run_id, manifest.version)
+        aside = self._aside(*key, manifest.root().hex())
+        with self._exclusive():
+            shutil.rmtree(aside, ignore_errors=True)
+            self._withdraw(key, aside)
+        self._changed()
+
+    def put_back(self, run_id: RunId, version: PolicyVersion, root: Hash32) -> bool:
+        """Let the version of this root that was set aside, if there is one, replace the stored one;
+        return whether there was.
+        """
+        aside = self._aside(run_id, version, root.hex())
+        if not aside.exists():
+            return False
+        with self._exclusive():
+            self._discard_version((run_id, version))
+            aside.rename(self._version_folder(run_id, version))
+        self._changed()
+        return True
+
+    def drop_aside(self, run_id: RunId, version: PolicyVersion) -> None:
+        """Delete what was set aside for a version."""
+        for aside in self._run(run_id).glob(self._aside(run_id, version, "*").name):
+            shutil.rmtree(aside, ignore_errors=True)
+
+    def _aside(self, run_id: RunId, version: PolicyVersion, root: str) -> Path:
+        return self._run(run_id) / f"aside-{version}-{root}"
+
     def on_change(self, listener: Callable[[], object]) -> Callable[[], None]:
         """Call `listener` (from any thread) after every change; return a function that stops it."""
         self._listeners.append(listener)
@@ -389,6 +420,12 @@ class ChunkStore:
             sync_path(path)
 
     def _discard_version(self, key: VersionKey) -> None:
+        trash = self._run(key[0]) / temporary_name()
+        self._withdraw(key, trash)
+        shutil.rmtree(trash, ignore_errors=True)
+
+    def _withdraw(self, key: VersionKey, target: Path) -> None:
+        """Take a version from readers, and move its folder, if there is one."""
         with self._state:
             self._receiving.pop(key, None)
             self._complete.discard(key)
@@ -396,9 +433,7 @@ class ChunkStore:
         folder = self._version_folder(*key)
         self._originals.forget(folder / "files")
         if folder.exists():
-            trash = folder.parent / temporary_name()
-            folder.rename(trash)
-            shutil.rmtree(trash, ignore_errors=True)
+            folder.rename(target)
 
     def _make_room(self, manifest: Manifest) -> None:
         if self.max_bytes is None:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -37,7 +37,12 @@ from muster.trainer.stream.reader import Cursor
 RUN = RunId(5)
 DOMAIN = Domain(31337, Address("0x" + "11" * 20))
 V1, V2, V3 = PolicyVersion(1), PolicyVersion(2), PolicyVersion(3)
+NO_ROOT = Hash32(bytes(32))
 LOST = TransactionLost("no receipt", tx="0x00", is_remembered=True)
+
+
+class KilledError(Exception):
+    """The process ends here."""
 
 
 @pytest.fixture
@@ -283,6 +288,66 @@ async def test_stored_version_stays_where_the_chain_may_have_it(
     manifest = store.manifest(RUN, V1)
     assert manifest is not None
     assert manifest.root() == former
+
+
+@dataclass
+class OvertakenRoots(FakeRoots):
+    """Roots that first mine another transaction for the version, which no journal remembers."""
+
+    first: Hash32 = NO_ROOT
+
+    async def publish(self, version: PolicyVersion, root: Hash32) -> None:
+        self.roots.setdefault(version, self.first)
+        await super().publish(version, root)
+
+
+def _stored_versions(store: ChunkStore) -> list[tuple[str, Hash32]]:
+    """Return the whole content of the run's folder: names and roots."""
+    manifests = {v: store.manifest(RUN, v) for v in store.versions(RUN)}
+    roots = {str(v): m.root() for v, m in manifests.items() if m is not None}
+    folder = store.folder / "runs" / str(RUN)
+    return [(each.name, roots.get(each.name, NO_ROOT)) for each in folder.iterdir()]
+
+
+@pytest.mark.parametrize(
+    "error", [ContractRevert("RunVersionNotIncreasing", (5, 1, 1)), ChainUnreachable("gone")]
+)
+async def test_replaced_version_comes_back_when_the_chain_takes_it_after_all(
+    shelf: PolicyShelf, store: ChunkStore, error: Exception
+) -> None:
+    former = await _stored_and_made_anew(shelf, store, FakeRoots())
+    roots = OvertakenRoots(errors=[(error, False)], first=former)
+    with pytest.raises(StorageError, match="version 1 is on chain as"):
+        await _publisher(store, roots).publish(V1, shelf.path(V1), 0, 2)
+    assert _stored_versions(store) == [("1", former)]
+
+
+@pytest.mark.parametrize("again", [V3, V2, V1])
+async def test_replaced_version_comes_back_after_the_trainer_was_killed(
+    shelf: PolicyShelf, store: ChunkStore, again: PolicyVersion
+) -> None:
+    own = shelf.weights(V1)
+    roots = FakeRoots()
+    former = await _stored_and_made_anew(shelf, store, roots)
+    roots.errors = [(KilledError(), False)]
+    with pytest.raises(KilledError):
+        await _publisher(store, roots).publish(V1, shelf.path(V1), 0, 2)
+    roots.roots = {V1: former}
+    shelf.write(V1, own if again == V1 else shelf.weights(again))
+    with pytest.raises(StorageError):
+        await _publisher(store, roots).publish(V1, shelf.path(V1), 0, 2)
+    assert _stored_versions(store) == [("1", former)]
+
+
+async def test_replaced_version_goes_once_the_other_is_on_chain(
+    shelf: PolicyShelf, store: ChunkStore
+) -> None:
+    roots = FakeRoots()
+    await _stored_and_made_anew(shelf, store, roots)
+    # Our own transaction was mined, and sent again.
+    roots.errors = [(ContractRevert("RunVersionNotIncreasing", (5, 1, 1)), True)]
+    root = await _publisher(store, roots).publish(V1, shelf.path(V1), 0, 2)
+    assert _stored_versions(store) == [("1", root)]
 
 
 @asynccontextmanager

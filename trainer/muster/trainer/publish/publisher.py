@@ -96,28 +96,21 @@ class Publisher:
         again, unless the chain has it. Raises StorageError when the chain already has the version
         with other content.
         """
-        is_held = self._store.manifest(self._run_id, version) is not None
+        held = self._store.manifest(self._run_id, version)
         parent = await self._insist(version, partial(self._lost_parent, version, folder))
         if parent is not None and parent.version == BASE:
             # Every adapter's delta starts from it, and whoever comes late asks for it.
             await self.publish(BASE, folder.with_name(str(BASE)), 0, 0)
         store = partial(self._store_chunks, version, folder, stream_from, stream_to, parent)
         try:
-            manifest = await asyncio.to_thread(store)
-        except PublishedOtherwise:
-            if not await self._insist(version, partial(self._is_free, version)):
-                raise
-            is_held = False
-            await asyncio.to_thread(self._store.remove, self._run_id, version)
-            manifest = await asyncio.to_thread(store)
-        root = manifest.root()
-        try:
+            manifest = await self._replacing(version, held, store)
+            root = manifest.root()
             await self._insist(version, self._anchor_again)
             await self._insist(version, partial(self._anchor, version, root))
         except StorageError:
-            if not is_held:  # it must not be in the way of the one that is on chain
-                await asyncio.to_thread(self._store.remove, self._run_id, version)
+            await self._give_way(version, held)
             raise
+        await asyncio.to_thread(self._store.drop_aside, self._run_id, version)
         self._published.pop(version, None)
         self._published[version] = root
         for old in list(self._published)[:-ANCHORED_AGAIN]:
@@ -131,6 +124,30 @@ class Publisher:
             },
         )
         return root
+
+    async def _replacing(
+        self, version: PolicyVersion, held: Manifest | None, store: Callable[[], Manifest]
+    ) -> Manifest:
+        """Store a version; one with other content, `held`, is set aside if the chain is free."""
+        try:
+            return await asyncio.to_thread(store)
+        except PublishedOtherwise:
+            if held is None or not await self._insist(version, partial(self._is_free, version)):
+                raise
+        await asyncio.to_thread(self._store.set_aside, held)
+        return await asyncio.to_thread(store)
+
+    async def _give_way(self, version: PolicyVersion, held: Manifest | None) -> None:
+        """Have the store hold the version that is on chain, if it was set aside; else none that it
+        did not hold before: it would be in the way of the one that is on chain.
+        """
+        anchored = await self._insist(version, partial(self._roots.root_of, version))
+        if anchored is not None and await asyncio.to_thread(
+            self._store.put_back, self._run_id, version, anchored
+        ):
+            return
+        if self._store.manifest(self._run_id, version) != held:
+            await asyncio.to_thread(self._store.remove, self._run_id, version)
 
     async def _insist(self, version: PolicyVersion, ask: Callable[[], Awaitable[T]]) -> T:
         """Return the chain's answer about a version once it comes."""
@@ -226,8 +243,14 @@ class Publisher:
 
     async def _anchor(self, version: PolicyVersion, root: Hash32) -> None:
         """Anchor a version unless the chain has it; raises StorageError as `_is_missing` does."""
-        if await self._is_missing(version, root):
+        if not await self._is_missing(version, root):
+            return
+        try:
             await self._roots.publish(version, root)
+        except ContractRevert:
+            # A transaction that the journal does not remember may have been mined meanwhile.
+            if await self._is_missing(version, root):
+                raise
 
     async def _is_missing(self, version: PolicyVersion, root: Hash32) -> bool:
         """Return whether the chain has neither the version nor a later one, after which it takes
