@@ -100,8 +100,10 @@ class Contracts:
     account: Address = NODE
     me: Address = NODE
     labels: set[str] = field(default_factory=set)
-    units_taken: int = 0
-    """Units that others took out of the orchestrator's batch, which the view does not show yet."""
+    splits: dict[int, int] = field(default_factory=dict)
+    """Units that others took out of the orchestrator's batch, by block; the view has read 50."""
+    once_approved: Callable[[], None] = lambda: None
+    """What happens until an approval is mined."""
 
     def __post_init__(self) -> None:
         self.deployment = SimpleNamespace(contracts={"DisputeCourt": JUROR})
@@ -127,6 +129,7 @@ class Contracts:
 
     async def approve(self, _spender: Address, wei: int) -> None:
         self.allowed = wei
+        self.once_approved()
 
     async def _send(self, what: str, args: Any) -> Any:
         if self.refusal:
@@ -138,8 +141,8 @@ class Contracts:
         return await self._send("submit", args)
 
     async def units_split_off(self, batch_id: int, *, after: int) -> int:
-        assert (batch_id, after) == (3, 50)
-        return self.units_taken
+        assert batch_id == 3
+        return sum(units for block, units in self.splits.items() if block > after)
 
     async def split_off(self, *args: Any) -> Any:
         return await self._send("split", args)

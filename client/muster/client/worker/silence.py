@@ -360,19 +360,19 @@ class SilenceDuty:
             chain = self.chain.once(f"submit {leaf} directly")
             return await chain.ledger.submit_direct(self.context.work(signed), self.sources)
         assert batch is not None  # next_step
-        chain, header = self.chain.once(f"{step} {leaf} of batch {batch.batch_id}"), batch.header()
+        chain = self.chain.once(f"{step} {leaf} of batch {batch.batch_id}")
         if step is SilenceStep.VOID:
-            return await chain.ledger.void_batch(header)
+            return await chain.ledger.void_batch(batch.header())
         self.require_bench()
         if step is SilenceStep.SUMMON:
-            return await chain.court.summon(header, signed.submission, self.sources)
+            return await chain.court.summon(batch.header(), signed.submission, self.sources)
         proven = self.context.journal.proven(signed)
         assert step is SilenceStep.SPLIT  # the only remaining step
         assert proven is not None  # the batch was found by its proof
         await self.provide_bond()
         # Each split changes the header. Those that the view waits to see confirmed count, too: else
-        # only one in so many blocks would succeed.
-        read_to = self.context.view.block_number or 0
+        # only one in so many blocks would succeed. Header and height are of one state of the view.
+        header, read_to = batch.header(), self.context.view.block_number or 0
         taken = await self.chain.units_split_off(batch.batch_id, after=read_to)
         header = replace(header, units=header.units - taken)
         work = self.context.work(signed)

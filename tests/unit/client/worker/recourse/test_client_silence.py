@@ -249,7 +249,7 @@ async def test_run_that_takes_nothing_is_not_asked(desk: Silenced, change: Any) 
 @pytest.mark.parametrize("taken", [0, 3])
 async def test_unjudged_work_is_taken_out_and_judges_are_called(desk: Silenced, taken: int) -> None:
     desk.sign()
-    batch, desk.chain.units_taken = desk.commit(), taken
+    batch, desk.chain.splits = desk.commit(), {50: 7, 51: taken}
     assert await desk.at(DUE_AT - 1) == []
     assert await desk.at(DUE_AT) == ["split"]
     header, work, position, proof, _ = desk.chain.sent[-1][1]
@@ -260,6 +260,25 @@ async def test_unjudged_work_is_taken_out_and_judges_are_called(desk: Silenced, 
     assert await desk.at(DUE_AT + 1) == ["summon"]
     desk.view.cases[summons_of(4)] = summons()
     assert await desk.at(DUE_AT + 10) == []
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+async def test_split_while_the_bond_is_approved_counts_once_whoever_reads_it(
+    desk: Silenced, is_read: bool
+) -> None:
+    desk.sign()
+    batch = desk.commit()
+    before = batch.header()
+
+    def split() -> None:
+        desk.chain.splits[51] = OTHER.units
+        if is_read:
+            batch.units -= OTHER.units
+            desk.view.block_number = 51
+
+    desk.chain.once_approved = split
+    assert await desk.at(DUE_AT) == ["split"]
+    assert desk.chain.sent[-1][1][0] == replace(before, units=before.units - OTHER.units)
 
 
 async def test_bond_is_not_put_up_where_nobody_could_judge(desk: Silenced) -> None:
