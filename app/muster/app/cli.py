@@ -258,7 +258,7 @@ def completion(shell: str) -> None:
 def exit_code(error: MusterError) -> int:
     """Return 3 for an error after which a later retry may succeed by itself, else 1."""
     if isinstance(error, ApiError):
-        return LATER if error.status >= 500 or error.status in (408, 429) else REFUSED
+        return LATER if error.is_passing else REFUSED
     if isinstance(error, TransactionLost):
         # A repeated command would pay twice where nothing remembers the first transaction.
         return LATER if error.is_remembered else REFUSED

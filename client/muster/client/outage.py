@@ -65,8 +65,7 @@ class Outages:
 
 def _dependency(error: Exception) -> str:
     if isinstance(error, ApiError):
-        is_away = error.status >= 500 or error.status in (408, 429)
-        return "the orchestrator" if is_away else "the orchestrator's consent"
+        return "the orchestrator" if error.is_passing else "the orchestrator's consent"
     if isinstance(error, PolicyUnavailable):
         return "the policy"
     if isinstance(error, StorageError):

@@ -1,4 +1,4 @@
-"""Outages: a process reports the loss of a dependency once, and retries until it is back."""
+"""Outages: a process reports why a dependency is lost, once, and retries until it is back."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ LONGEST_PAUSE_S = 30.0
 
 
 class Outage:
-    """Paces the retries of one dependency, and reports its loss and its return once each."""
+    """Paces the retries of one dependency, and reports each cause and its return once."""
 
     def __init__(
         self,
@@ -34,7 +34,8 @@ class Outage:
         self._longest_s = longest_s
         self._rng = rng or random.Random()
         self._failures = 0
-        self._level = logging.INFO
+        self._said = set[str]()
+        self._level = logging.DEBUG
 
     @property
     def is_on(self) -> bool:
@@ -43,8 +44,9 @@ class Outage:
 
     def failed(self, error: Exception) -> float:
         """Return the seconds to pause before the next try."""
-        if not self._failures:
-            fields = {"error": str(error) or type(error).__name__}
+        if (text := str(error) or type(error).__name__) not in self._said:
+            self._said.add(text)
+            fields = {"error": text}
             if isinstance(error, MusterError) and error.hint:
                 fields["hint"] = error.hint
             # The chain's follower already reports this outage for the whole process.
@@ -52,7 +54,7 @@ class Outage:
             logger.log(
                 level, f"{self._what} is not available, trying again until it is", extra=fields
             )
-            self._level = min(level, logging.INFO)
+            self._level = max(self._level, min(level, logging.INFO))
         self._failures += 1
         pause: float = min(self._first_s * 2 ** min(self._failures - 1, 16), self._longest_s)
         # Jitter keeps many clients from retrying at the same moment.
@@ -64,17 +66,21 @@ class Outage:
             fields = {"failures": self._failures}
             logger.log(self._level, f"{self._what} is available again", extra=fields)
         self._failures = 0
+        self._said.clear()
+        self._level = logging.DEBUG
 
 
 async def await_orchestrator(ask: Callable[[], Awaitable[T]]) -> T:
-    """Return the answer; retries while the orchestrator is unreachable, raises ApiError for a
-    refusal."""
+    """Return the answer; retries while the orchestrator is unreachable or busy.
+
+    Raises ApiError for a refusal, and for an answer that no orchestrator gives.
+    """
     outage = Outage("the orchestrator")
     while True:
         try:
             answer = await ask()
         except ApiError as error:
-            if error.status < 500:
+            if not error.is_passing or error.code == "bad_answer":
                 raise
             await asyncio.sleep(outage.failed(error))
             continue

@@ -201,6 +201,11 @@ class ApiError(MusterError, RuntimeError):
         self.status = status
         self.code = code
 
+    @property
+    def is_passing(self) -> bool:
+        """Whether the same request may succeed later: nobody answered, or was too busy."""
+        return self.status >= 500 or self.status in (408, 429)
+
 
 class PolicyUnavailable(MusterError, RuntimeError):
     """No relay delivers a policy version whose manifest matches the chain."""

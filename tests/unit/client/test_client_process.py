@@ -34,6 +34,17 @@ def test_outage_is_said_once_and_its_end_too(caplog: pytest.LogCaptureFixture) -
     ]
 
 
+def test_each_cause_of_an_outage_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    outage = Outage("the orchestrator", rng=random.Random(1))
+    with caplog.at_level(logging.WARNING):
+        for cause in ("refused", "not found", "refused"):
+            outage.failed(OSError(cause))
+        outage.recovered()
+        outage.failed(OSError("refused"))
+    causes = [vars(record)["error"] for record in caplog.records]
+    assert causes == ["refused", "not found", "refused"]
+
+
 @given(st.integers(1, 200), st.integers())
 def test_pauses_grow_to_a_bound_with_jitter(failures: int, seed: int) -> None:
     outage = Outage("it", first_s=0.5, longest_s=8.0, rng=random.Random(seed))

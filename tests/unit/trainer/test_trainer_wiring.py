@@ -208,13 +208,13 @@ async def test_recipe_comes_from_the_orchestrator_without_a_folder(tmp_path: Pat
 class Orchestrator:
     """An orchestrator that is away for some requests, and then gives this recipe or this error."""
 
-    def __init__(self, away: int, then: Recipe | ApiError) -> None:
-        self.away, self.then = away, then
+    def __init__(self, away: int, then: Recipe | ApiError, status: int = 503) -> None:
+        self.away, self.then, self.status = away, then, status
 
     async def document(self, _: Hash32) -> bytes:
         self.away -= 1
         if self.away >= 0:
-            raise ApiError("no answer from the orchestrator", status=503, code="unreachable")
+            raise ApiError("no answer now", status=self.status, code="unreachable")
         if isinstance(self.then, ApiError):
             raise self.then
         return self.then.to_bytes()
@@ -231,9 +231,12 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_quick")
-async def test_recipe_is_waited_for_while_the_orchestrator_is_away(tmp_path: Path) -> None:
+@pytest.mark.parametrize("status", [503, 429, 408])
+async def test_recipe_is_waited_for_while_the_orchestrator_is_away(
+    tmp_path: Path, status: int
+) -> None:
     recipe = make_recipe()
-    api: Any = Orchestrator(2, recipe)
+    api: Any = Orchestrator(2, recipe, status)
     assert await _load_recipe(_settings(tmp_path), recipe.hash(), api) == recipe
     assert api.away == -1
 
@@ -250,10 +253,14 @@ async def test_task_set_is_waited_for_while_the_orchestrator_is_away(tmp_path: P
     assert has_root(tmp_path / "state" / pinned.hex(), pinned)
 
 
-async def test_recipe_that_the_orchestrator_refuses_is_not_waited_for(tmp_path: Path) -> None:
-    refusal = ApiError("this orchestrator serves run 1", status=404, code="document_unknown")
-    api: Any = Orchestrator(0, refusal)
-    with pytest.raises(ApiError, match="serves run 1"):
+@pytest.mark.usefixtures("_quick")
+@pytest.mark.parametrize(("status", "code"), [(404, "document_unknown"), (502, "bad_answer")])
+async def test_recipe_that_the_orchestrator_refuses_is_not_waited_for(
+    tmp_path: Path, status: int, code: str
+) -> None:
+    refusal = ApiError("this is something else", status=status, code=code)
+    api: Any = Orchestrator(1, refusal)
+    with pytest.raises(ApiError, match="something else"):
         await _load_recipe(_settings(tmp_path), make_recipe().hash(), api)
 
 
