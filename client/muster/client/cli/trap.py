@@ -31,14 +31,14 @@ from muster.client.cli.options import (
     run_option,
     tell_what_is_sent,
 )
-from muster.client.cli.printing import print_facts, print_json, print_result, print_table
+from muster.client.cli.printing import SENT, print_facts, print_json, print_result, print_table
 from muster.client.preflight import find_run
 from muster.client.quantities import format_share, format_tokens
 from muster.client.settings import WorkerSettings
 from muster.lifecycle import run_until_stopped
 from muster.lifecycle.files import write_durably
 from muster.protocol.encoding import hex0x
-from muster.protocol.errors import ConfigError, EncodingError
+from muster.protocol.errors import ConfigError, EncodingError, MusterError
 from muster.protocol.ids import Address, Hash32, RunId, Step, to_address
 from muster.protocol.messages import OutcomeRecord, Verdict
 from muster.protocol.traps import MILLION, PLANS, Trap, TrapPlan
@@ -276,12 +276,17 @@ def trap_plan(keystore: Path, password_file: Path | None, out: Path, **options: 
 
 
 async def _commit(key: bytes, plan: TrapPlan, out: Path, options: dict[str, Any]) -> str:
-    """Write the plan and commit to it; an endpoint that does not answer leaves no file."""
+    """Write the plan and commit to it; no file stays where nothing was sent."""
     tell_what_is_sent(is_repeatable=False)
     async with await Chain.connect(*endpoint(options), key=key) as chain:
         write_durably(out, json.dumps(plan.to_json(), indent=1).encode() + b"\n")
         out.chmod(0o600)
-        return await anchor_plan(chain, plan)
+        try:
+            return await anchor_plan(chain, plan)
+        except MusterError:
+            if not SENT:
+                out.unlink()
+            raise
 
 
 @trap.command("run")

@@ -1,6 +1,7 @@
 """Traps: exactly one strike, recorded before it is signed, scored by the signers' outcomes."""
 
 import json
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -25,10 +26,11 @@ from worlds.client_world import (
 
 from muster.chain.structs import Offence
 from muster.client.cli import trap
+from muster.client.cli.printing import SENT, tell_sent
 from muster.client.validator.judging import examine
 from muster.client.worker.trapping import TrapJournal, TrapWorker, lay
 from muster.protocol.encoding import keccak
-from muster.protocol.errors import ConfigError, WalletError
+from muster.protocol.errors import ChainUnreachable, ConfigError, WalletError
 from muster.protocol.ids import RunId, Step
 from muster.protocol.messages import Reason, Verdict
 from muster.protocol.traps import KINDS, PLANS, Trap, TrapKind, TrapPlan
@@ -250,30 +252,55 @@ def test_a_trap_worker_needs_a_keystore_that_opens(tmp_path: Path) -> None:
     assert CliRunner().invoke(trap.trap, ("run", "--run", "1")).exit_code == 2
 
 
-def test_a_plan_goes_to_a_free_file_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[TrapPlan] = []
+@pytest.fixture
+def planning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, ...]]:
+    """The words of a command that plans, with a chain that can be reached."""
 
     async def connect(*_: object, **__: object) -> Any:
         return nullcontext()
+
+    monkeypatch.setattr(trap.Chain, "connect", connect)
+    monkeypatch.setenv("MUSTER_PASSWORD", "s")
+    key = tmp_path / "owner.json"
+    save_wallet(key, bytes(31) + b"\x07", "s", light=True)
+    words = ("plan", "--run", "7", "--worker", PLAN.worker, "--last-step", "9", "--rpc", "x")
+    SENT.clear()
+    yield (*words, "--keystore", str(key), "--out", str(tmp_path / "plan.json"))
+    SENT.clear()
+
+
+def test_a_plan_goes_to_a_free_file_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planning: tuple[str, ...]
+) -> None:
+    sent: list[TrapPlan] = []
+    out = tmp_path / "plan.json"
 
     async def anchor(_: object, plan: TrapPlan) -> str:
         assert trap.read_plan(out) == plan
         sent.append(plan)
         return "0xab"
 
-    monkeypatch.setattr(trap.Chain, "connect", connect)
     monkeypatch.setattr(trap, "anchor_plan", anchor)
-    monkeypatch.setenv("MUSTER_PASSWORD", "s")
-    out, key = tmp_path / "plan.json", tmp_path / "owner.json"
-    save_wallet(key, bytes(31) + b"\x07", "s", light=True)
-    words = ("plan", "--run", "7", "--worker", PLAN.worker, "--last-step", "9", "--rpc", "x")
-    words += ("--keystore", str(key), "--out", str(out))
-    first = CliRunner().invoke(trap.trap, words)
+    first = CliRunner().invoke(trap.trap, planning)
     assert first.exception is None, first.output
     assert trap.read_plan(out) == sent[0]
-    again = CliRunner().invoke(trap.trap, words)
+    again = CliRunner().invoke(trap.trap, planning)
     assert isinstance(again.exception, ConfigError)
     assert "plan.json exists already" in str(again.exception)
     assert "--out" in (again.exception.hint or "")
     assert trap.read_plan(out) == sent[0]
     assert len(sent) == 1
+
+
+@pytest.mark.parametrize("is_sent", [False, True])
+def test_a_plan_without_a_commitment_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planning: tuple[str, ...], is_sent: bool
+) -> None:
+    async def anchor(*_: object) -> str:
+        if is_sent:
+            tell_sent("0xab")
+        raise ChainUnreachable("no answer")
+
+    monkeypatch.setattr(trap, "anchor_plan", anchor)
+    assert isinstance(CliRunner().invoke(trap.trap, planning).exception, ChainUnreachable)
+    assert (tmp_path / "plan.json").exists() is is_sent
