@@ -9,6 +9,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from muster.api import OrchestratorApi
@@ -24,9 +25,9 @@ from muster.inference import InferenceEngine
 from muster.inference.engine import Room
 from muster.inference.loading import load_as, load_transformers
 from muster.lifecycle import ComputeThread, run_beside
-from muster.lifecycle.outage import await_orchestrator
+from muster.lifecycle.files import write_durably
 from muster.protocol.eip712 import Domain
-from muster.protocol.errors import ApiError, ConfigError
+from muster.protocol.errors import ApiError, ConfigError, StorageError
 from muster.shardcast import Fetcher
 from muster.shardcast.fetcher import NamedVersions
 from muster.shardcast.http_client import require_url
@@ -52,16 +53,21 @@ TRANSACTIONS = "transactions.sqlite3"
 class RunRelays:
     """The run's relays: those of our settings, or those that its orchestrator names now."""
 
-    def __init__(self, given: Sequence[str], ask: Callable[[], Awaitable[RunInfo]]) -> None:
-        """`ask` returns what the orchestrator says about the run, and raises ApiError."""
-        self.urls = tuple(given)
+    def __init__(
+        self, given: Sequence[str], ask: Callable[[], Awaitable[RunInfo]], kept: Path
+    ) -> None:
+        """`ask` returns what the orchestrator says about the run, and raises ApiError. The file
+        `kept` holds the relays that it named last, for a start while it does not answer.
+        """
+        self.urls = tuple(given) or _read_relays(kept)
         self.are_chosen = bool(given)
         """Whether they are those of our settings."""
         self._ask = ask
+        self._kept = kept
 
     async def renew(self) -> tuple[str, ...]:
-        """Return the relays, asked again unless they are chosen; those known while there is no
-        good answer.
+        """Return the relays, asked again unless they are chosen; those known, perhaps none, while
+        there is no good answer.
         """
         if self.are_chosen:
             return self.urls
@@ -74,9 +80,25 @@ class RunRelays:
             logger.debug("the run's relays stay", extra={"error": str(error)})
             return self.urls
         if named and named != self.urls:
-            logger.info("the run has other relays", extra={"relays": " ".join(named)})
+            logger.info("the run names its relays", extra={"relays": " ".join(named)})
             self.urls = named
+            await self._keep()
         return self.urls
+
+    async def _keep(self) -> None:
+        try:
+            data = "\n".join(self.urls).encode()
+            await asyncio.to_thread(write_durably, self._kept, data)
+        except StorageError as error:
+            logger.warning("the run's relays are not kept", extra={"error": str(error)})
+
+
+def _read_relays(kept: Path) -> tuple[str, ...]:
+    """Return the relays in a file; none when it is missing or damaged."""
+    try:
+        return tuple(require_url(url) for url in kept.read_text().splitlines())
+    except (OSError, UnicodeDecodeError, ConfigError):
+        return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +184,10 @@ async def connect(
                 audience=lambda: view.runs[run.run_id].config.orchestrator,
             )
         )
-        relays = RunRelays(settings.relay, lambda: api.run_info(settings.run))
-        if not relays.are_chosen:
-            info = await await_orchestrator(lambda: api.run_info(settings.run))
-            relays.urls = info.policy_sources
+        kept = settings.state_dir / f"relays-{settings.run}.txt"
+        relays = RunRelays(settings.relay, lambda: api.run_info(settings.run), kept)
+        # Not awaited for longer: a worker may have to defend its work against who owns the run.
+        await relays.renew()
         fetcher = await stack.enter_async_context(
             Fetcher(
                 relays.urls,

@@ -103,9 +103,10 @@ class Fetcher:
         a fetch gives it up. `wait_s` is how long relays may wait for a version that they do not
         have yet. `reserve` are origins that allow requests; they are asked only when every relay
         has been given up. `connects_to` decides which address a relay has, and whether it is
-        asked at all. `renewed` names other relays when none of these delivers.
+        asked at all. `renewed` names other relays when none of these delivers; `relays` may be
+        empty then.
         """
-        if not relays and not reserve:
+        if not relays and not reserve and renewed is None:
             raise ConfigError("a fetcher needs at least one relay")
         self._cache = cache
         self._keep = keep

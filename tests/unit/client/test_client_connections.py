@@ -16,6 +16,8 @@ from muster.inference.vllm.engine import ProcessEngine
 from muster.protocol.errors import ApiError
 
 OLD, FRESH = "https://old.example", "https://fresh.example"
+NOT_THERE = Path("/dev/null/relays")
+"""A file that does not exist and cannot be written."""
 
 
 # torch's device `meta` is there on every machine.
@@ -44,7 +46,7 @@ def connected(
     fetcher: Any = None,
 ) -> Connected:
     unused: Any = None
-    relays = RunRelays(urls if are_ours else (), unused)
+    relays = RunRelays(urls if are_ours else (), unused, NOT_THERE)
     relays.urls = urls
     return Connected(unused, unused, unused, unused, cast(Any, api), fetcher, relays)
 
@@ -109,12 +111,31 @@ class Naming:
         (Naming(FRESH, error=ApiError("no answer", status=503, code="away")), OLD),
     ],
 )
-async def test_relays_are_those_that_the_orchestrator_names_now(
-    orchestrator: Naming, expected: str
+async def test_relays_are_those_that_the_orchestrator_names_now_and_are_kept(
+    tmp_path: Path, orchestrator: Naming, expected: str
 ) -> None:
-    relays = RunRelays((), orchestrator)
-    relays.urls = (OLD,)
+    kept = tmp_path / "relays.txt"
+    await RunRelays((), Naming(OLD), kept).renew()
+    relays = RunRelays((), orchestrator, kept)
+    assert relays.urls == (OLD,)
     assert await relays.renew() == relays.urls == (expected,)
+    assert RunRelays((), orchestrator, kept).urls == (expected,)
+    assert RunRelays(["https://ours.example"], orchestrator, kept).urls == ("https://ours.example",)
+
+
+@pytest.mark.parametrize("damaged", [b"", b"ftp://old.example", b"\xff", b"\0"])
+async def test_damaged_file_of_relays_counts_as_none_until_they_are_named(
+    tmp_path: Path, damaged: bytes
+) -> None:
+    kept = tmp_path / "relays.txt"
+    kept.write_bytes(damaged)
+    relays = RunRelays((), Naming(FRESH), kept)
+    assert relays.urls == ()
+    assert await relays.renew() == RunRelays((), Naming(), kept).urls == (FRESH,)
+
+
+async def test_relays_that_the_disk_does_not_keep_are_used() -> None:
+    assert await RunRelays((), Naming(FRESH), NOT_THERE).renew() == (FRESH,)
 
 
 async def test_orchestrator_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,14 +144,14 @@ async def test_orchestrator_that_hangs_is_not_waited_for(monkeypatch: pytest.Mon
     async def hang() -> Any:
         await asyncio.Event().wait()
 
-    relays = RunRelays((), hang)
+    relays = RunRelays((), hang, NOT_THERE)
     relays.urls = (OLD,)
     assert await relays.renew() == (OLD,)
 
 
 async def test_chosen_relays_stay() -> None:
     orchestrator = Naming(FRESH)
-    assert await RunRelays([OLD], orchestrator).renew() == (OLD,)
+    assert await RunRelays([OLD], orchestrator, NOT_THERE).renew() == (OLD,)
     assert not orchestrator.asked
 
 

@@ -141,7 +141,10 @@ async def test_outage_of_the_orchestrator_is_survived_and_said_once(
     assert messages.count("the orchestrator is available again") == 1
 
 
-async def test_policy_comes_from_relays_that_replaced_dead_ones(desk: Desk, tmp_path: Path) -> None:
+@pytest.mark.parametrize("known", [("http://127.0.0.1:1",), ()], ids=["dead", "none"])
+async def test_policy_comes_from_relays_that_are_named_while_none_delivers(
+    desk: Desk, tmp_path: Path, known: tuple[str, ...]
+) -> None:
     store, weights = ChunkStore(tmp_path / "origin"), tmp_path / "weights"
     weights.write_bytes(b"weights")
     manifest = store.publish(
@@ -154,8 +157,8 @@ async def test_policy_comes_from_relays_that_replaced_dead_ones(desk: Desk, tmp_
         async def run_info() -> Any:
             return SimpleNamespace(policy_sources=(server.url,))
 
-        relays = RunRelays((), run_info)
-        relays.urls = ("http://127.0.0.1:1",)
+        relays = RunRelays((), run_info, tmp_path / "relays.txt")
+        relays.urls = known
         async with Fetcher(
             relays.urls, tmp_path / "cache", attempts=1, renewed=relays.renew
         ) as fetcher:
