@@ -50,8 +50,8 @@ contract RunRegistry is IRunRegistry {
     /// @notice Different validators that a run can have in its life: the bits of a set of signers.
     uint256 public constant MAX_SEATS = 88;
 
-    /// @notice Most that a policy version can be above the latest one, or above 0. A stolen trainer key would use up all
-    ///         numbers, and so end the run for ever, with one publication; now it needs four million.
+    /// @notice Most that a policy version can be above the latest one, or above 0. So a stolen trainer key needs four
+    ///         million publications to use up all numbers, above which nobody could publish any more.
     uint256 public constant MAX_VERSION_STEP = 1024;
 
     /// @dev One million: the whole, in parts per million.
