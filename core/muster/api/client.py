@@ -542,10 +542,12 @@ def _write_at(path: Path, start: int, data: bytes) -> None:
 
 
 async def read_body(response: httpx.Response, max_bytes: int) -> bytes:
-    """Return an answer's body; raises ApiError when it is longer, or compressed."""
+    """Return an answer's body; raises ApiError when it is longer, or compressed and no error."""
     parts: list[bytes] = []
     size = 0
     if response.headers.get("content-encoding", "identity") != "identity":
+        if response.is_error:
+            return b""  # a proxy's page: the status says enough
         raise _lied("the answer is compressed, which was not requested")
     async for part in response.aiter_bytes():
         size += len(part)

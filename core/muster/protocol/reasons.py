@@ -74,7 +74,8 @@ class Reason(IntEnum):
         (
             "see muster worker status: the node may have been rotated, or the worker jailed, "
             "before the commit; if neither was, the orchestrator showed another signature: the "
-            "slot is still free, and the worker submits it again by itself"
+            "slot is still free, and the worker submits it again by itself within 60 s of the "
+            "ticket's deadline; after that, dispute it"
         ),
     )
     UNKNOWN_TICKET = (

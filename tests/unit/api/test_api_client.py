@@ -1,8 +1,9 @@
 import asyncio
+import gzip
 import json
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,21 @@ async def test_refusal_keeps_its_status_when_its_form_is_unknown(body: bytes) ->
         with pytest.raises(ApiError) as caught:
             await api.status()
     assert (caught.value.status, caught.value.code) == (418, "http_418")
+
+
+@pytest.mark.parametrize(("status", "code"), [(503, "http_503"), (200, "bad_answer")])
+async def test_compressed_page_of_a_proxy_keeps_its_status(status: int, code: str) -> None:
+    def answer(_request: httpx.Request) -> httpx.Response:
+        return httpx.Response(status, headers={"content-encoding": "gzip"}, stream=Packed())
+
+    class Packed(httpx.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            yield gzip.compress(b"<html>down for maintenance</html>")
+
+    async with client(answer) as api:
+        with pytest.raises(ApiError) as caught:
+            await api.status()
+    assert caught.value.code == code
 
 
 @pytest.mark.parametrize("body", [b"", b"no", b"[]", b'{"status": 5}', b"[" * 100_000])

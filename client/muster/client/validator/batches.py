@@ -194,16 +194,20 @@ class BatchReader:
         if batches is not self._batches:
             # A view that is rewound after a reorganisation has other batches.
             self._batches, self._read = batches, 0
+            # Workers may have other numbers in it.
             self._slots, self._open = SlotIndex(), {}
+            self._shown.clear()
         new = list(islice(batches.values(), self._read, None))
         self._read += len(new)
         self._open |= {b.batch_id: b for b in new if b.run_id == self.context.run_id}
         for batch in list(self._open.values()):
             if batch.records is not None:
                 self._slots.add(batch.first_id, slots_of_records(batch.records))
-            if batch.records is not None or batch.is_void or batch.status is BatchStatus.WITHHELD:
+            if batch.records is not None or batch.is_void:
                 del self._open[batch.batch_id]
-        expected = {b.batch_id: self._expected_slots(b) for b in self._open.values()}
+        # One that is called withheld counts once a jury has judged it.
+        awaited = [b for b in self._open.values() if b.status is not BatchStatus.WITHHELD]
+        expected = {b.batch_id: self._expected_slots(b) for b in awaited if b.first_id < before}
         unknown = [self._open[n] for n, slots in expected.items() if slots is None and n < before]
         if unknown:
             await self._read_shown(unknown)

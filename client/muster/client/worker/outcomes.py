@@ -101,6 +101,7 @@ class Outcomes:
         signed, record, silence = judged.signed, judged.record, self._context.held.silence
         is_refused = record.verdict in (Verdict.REJECTED, Verdict.INCOMPLETE)
         if is_refused and silence is not None and silence.has_another(signed, judged.batch):
+            silence.note_copy(judged)
             return  # the batch that held it first decides: a later copy is late, or its slot used
         if silence is not None and silence.is_left_free(judged.batch, record.reason):
             # The same work is submitted directly, unless it already was.

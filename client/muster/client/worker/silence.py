@@ -36,7 +36,7 @@ from muster.client.worker.elsewhere import LONGEST_ASK_S, LOOK_UP_S, Elsewhere
 from muster.client.worker.journal import BatchPlace, SignedSubmission, Slot, slot_of
 from muster.client.worker.outcomes import Judged
 from muster.lifecycle import run_beside, uptime_s
-from muster.protocol.eip712 import address_of
+from muster.protocol.eip712 import address_of, signer_of
 from muster.protocol.encoding import hex0x
 from muster.protocol.errors import ApiError, ConfigError
 from muster.protocol.ids import Hash32
@@ -163,6 +163,10 @@ class SilenceDuty:
         self.times = times
         self.refused: dict[Slot, str] = {}
         """Work that the orchestrator refused, with its reason."""
+        self.unsigned: set[Slot] = set()
+        """Work in batches that are shown without its signature, while it can be submitted."""
+        self.decided: dict[Slot, Judged] = {}
+        """Outcomes of earlier copies of work that another batch holds."""
         self.accused: dict[Hash32, Judged] = {}
         """Verdicts of fraud until they are claimed or given up, by the name of their case."""
         self.claimed: dict[Hash32, Judged] = {}
@@ -229,6 +233,13 @@ class SilenceDuty:
         if held_in is None or held_in.name == batch.name or held_in.is_void:
             return False
         return held_in.records is None or held_in.direct is not None
+
+    def note_copy(self, judged: Judged) -> None:
+        """Remember the outcome of another copy of work that is not judged yet."""
+        held_in = self.batch_of(judged.signed)
+        is_before = held_in is not None and judged.batch.first_id < held_in.first_id
+        if is_before and judged.record.reason not in FILLS_NO_SLOT:
+            self.decided[judged.signed.slot] = judged
 
     def is_held(self, signed: SignedSubmission) -> bool:
         """Return whether a batch on chain holds a submission, by a proof, its own commitment or a
@@ -297,17 +308,24 @@ class SilenceDuty:
                 self.accepted.pop(slot, None)
 
     async def _serve_work(self, signed: SignedSubmission, at: float) -> None:
-        journal, is_refused = self.context.journal, signed.slot in self.refused
-        if signed.slot not in self.context.unfinished:
+        journal, slot = self.context.journal, signed.slot
+        if slot not in self.context.unfinished:
             return  # dropped while others were served
+        is_refused = slot in self.refused or slot in self.unsigned
         batch, step = self.next_of(signed, at, is_refused=is_refused)
         if batch is not None and batch.is_void:
             logger.warning("work is void, nobody judged it", extra=signed.fields)
             await asyncio.to_thread(journal.finish, signed, "VOID")
         elif step is not None:
-            await self._steps.take(signed.slot, step, partial(self.act, step, signed, batch))
-        elif batch is None and is_refused and at >= signed.ticket.deadline + COMMIT_GRACE_S:
-            await asyncio.to_thread(journal.finish, signed, self.refused.pop(signed.slot))
+            await self._steps.take(slot, step, partial(self.act, step, signed, batch))
+        elif batch is None and slot in self.refused and self._is_late(signed, at):
+            reason = self.refused.pop(slot)
+            said = {**signed.fields, "reason": reason}
+            logger.warning("work is given up: it is too late to submit it again", extra=said)
+            await asyncio.to_thread(journal.finish, signed, reason)
+
+    def _is_late(self, signed: SignedSubmission, at: float) -> bool:
+        return at >= signed.ticket.deadline + COMMIT_GRACE_S
 
     def next_of(
         self, signed: SignedSubmission, at: float, *, is_refused: bool
@@ -320,7 +338,25 @@ class SilenceDuty:
         is_held_back = step is SilenceStep.SUBMIT and (
             run.paused or run.closed_at or self._may_have_signed_another(signed)
         )
-        return batch, None if is_held_back else step
+        is_lost = step in (SilenceStep.SPLIT, SilenceStep.SUMMON) and self._is_decided(signed)
+        return batch, None if is_held_back or is_lost else step
+
+    def _is_decided(self, signed: SignedSubmission) -> bool:
+        """Return whether an earlier batch has an outcome of this work: judges would find that its
+        slot is used, and its bond would be lost.
+        """
+        judged = self.decided.get(signed.slot)
+        batch = self.context.view.batches.get(judged.batch.batch_id) if judged else None
+        if judged is None or batch is None or batch.name != judged.batch.name or not batch.records:
+            return False
+        place = f"{batch.batch_id}:{judged.position}"
+        self._steps.report(
+            judged.case_id,
+            "another batch has decided about this work: no judges are called",
+            **signed.fields,
+            hint=f"if that is wrong: muster dispute open {place} --keystore FILE",
+        )
+        return True
 
     def _may_have_signed_another(self, signed: SignedSubmission) -> bool:
         """Return whether this node may have signed other work for a submission's slot: such work is
@@ -453,12 +489,21 @@ class SilenceDuty:
             self._steps.report(batch.name, what, declared=batch.units, holds=held)
             self.refused[signed.slot] = Reason.BATCH_MISDECLARED.name
             return
-        if entries[proven.position].signature != context.sign(signed.submission):
+        if self._is_shown_signed(batch, entries[proven.position]):
+            self.unsigned.discard(signed.slot)
+        elif not self._is_late(signed, await self._time.now()):
             what = "a batch is shown without this node's signature: submitting by itself"
             self._steps.report(batch.name, what, **signed.fields)
-            self.refused[signed.slot] = Reason.BAD_SIGNATURE.name
+            self.unsigned.add(signed.slot)
             return
         await asyncio.to_thread(context.journal.prove, signed, proven)
+
+    def _is_shown_signed(self, batch: BatchView, entry: BatchEntry) -> bool:
+        """Return whether work is shown with the signature of the node that served then."""
+        context = self.context
+        member = context.view.member(context.run_id, context.worker)
+        signer = signer_of(context.domain, entry.submission, entry.signature)
+        return member is not None and signer == member.node_at(batch.work_block - 1)
 
     def _is_time_to_ask(self, signed: SignedSubmission) -> bool:
         """Return whether to query a submission's batch now: soon after each new batch, then less

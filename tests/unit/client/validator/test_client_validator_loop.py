@@ -176,6 +176,19 @@ async def test_outcomes_on_chain_tell_which_slots_are_used_whatever_this_validat
     assert await bench.judge(bench.commit(3, [entry], data)) == [expected]
 
 
+async def test_batch_that_was_called_withheld_counts_once_a_jury_has_judged_it(
+    bench: Bench,
+) -> None:
+    entry, data = honest(make_ticket())
+    first = bench.commit(1, [entry], data)
+    await bench.loop.validate(first)
+    first.status = BatchStatus.WITHHELD
+    assert await bench.judge(bench.commit(2, [entry], data)) == [ACCEPTED]
+    first.status, first.records = BatchStatus.JUDGED, bench.posted()
+    reused = (Verdict.REJECTED, Reason.SLOT_REUSED)
+    assert await bench.judge(bench.commit(3, [entry], data)) == [reused]
+
+
 @pytest.mark.parametrize("is_judged", [False, True])
 async def test_misdeclared_batch_uses_no_slots(bench: Bench, is_judged: bool) -> None:
     entry, data = honest(make_ticket())

@@ -19,6 +19,7 @@ from worlds.client_world import (
     RULES,
     RUN,
     VERSION,
+    WORKER,
     HashEngine,
     make_claim,
     make_entry,
@@ -27,6 +28,7 @@ from worlds.client_world import (
     make_ticket,
 )
 
+from muster.chain import LeasedWork
 from muster.client.validator import batches
 from muster.client.validator.batches import (
     BatchReader,
@@ -164,6 +166,24 @@ async def test_reader_looks_at_new_batches_only_and_at_all_after_a_reorganisatio
     await reader.refresh(before=8)
     assert not reader._slots.is_used((1, 1, 0), before=9)
     assert reader._slots.is_used((3, 1, 0), before=9)
+
+
+async def test_workers_may_have_other_numbers_after_a_reorganisation() -> None:
+    view: Any = make_view()
+    submission = make_submission(TICKET, ROWS)
+    entry = make_entry(TICKET, submission)
+    work = LeasedWork(submission, entry.signature, TICKET, entry.ticket_signature)
+    direct = replace(batch_of(5, [submission]), work=work)
+    reader = BatchReader(make_context(view=view, journal=NoJournal()), {})
+    for worker_id in (WORKER_ID, WORKER_ID + 1):
+        view.batches = {5: direct}
+        view.workers[WORKER].worker_id = worker_id
+        await reader.refresh(before=7)
+        used = [
+            reader._slots.is_used((number, TICKET.step, TICKET.index), before=9)
+            for number in (WORKER_ID, WORKER_ID + 1)
+        ]
+        assert used == [worker_id == WORKER_ID, worker_id != WORKER_ID]
 
 
 class NoJournal:

@@ -18,6 +18,7 @@ from worlds.client_silence import (
     SIGNED,
     TICKET,
     TIMES,
+    VOID_AT,
     Silenced,
     accept,
     committed,
@@ -31,6 +32,7 @@ from muster.chain import ZERO_ADDRESS, WorkerStatus
 from muster.client.worker.journal import SubmissionJournal
 from muster.client.worker.outcomes import recall_accusations
 from muster.client.worker.silence import KEEP_S
+from muster.protocol.eip712 import address_of
 from muster.protocol.errors import StorageError
 from muster.protocol.messages import COMMIT_GRACE_S, Reason, Verdict
 
@@ -195,13 +197,14 @@ async def test_work_whose_slot_is_left_free_is_submitted_directly_and_its_own_ou
 
 @FREE
 async def test_work_whose_slot_is_left_free_is_given_up_when_it_is_too_late(
-    desk: Silenced, reason: Reason
+    desk: Silenced, reason: Reason, caplog: pytest.LogCaptureFixture
 ) -> None:
     desk.sign()
     await desk.loop.on_change([desk.post(3, make_record(Verdict.REJECTED, reason))])
     await desk.loop.settle()
     assert await desk.at(TICKET.deadline + COMMIT_GRACE_S) == []
     assert not desk.journal.unfinished()
+    assert "too late to submit it again" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -229,6 +232,41 @@ async def test_work_that_is_shown_without_its_signature_is_submitted_directly(
     desk.commit()
     desk.asked.batches[3][0] = make_entry(TICKET, SIGNED.submission, OTHER_KEY)
     assert await desk.at(NOW) == ["submit"]
+
+
+async def test_work_that_was_committed_before_a_rotation_is_not_submitted_again(
+    desk: Silenced,
+) -> None:
+    signed = desk.sign()
+    desk.commit()
+    desk.asked.batches[3][0] = make_entry(TICKET, SIGNED.submission, OTHER_KEY)
+    desk.view.workers[WORKER].node_at = lambda _block: address_of(OTHER_KEY)
+    assert await desk.at(NOW) == []
+    assert desk.journal.proven(signed)
+
+
+async def test_batch_without_the_signature_is_proven_when_it_is_too_late_to_submit(
+    desk: Silenced,
+) -> None:
+    desk.sign()
+    desk.commit()
+    desk.asked.batches[3][0] = make_entry(TICKET, SIGNED.submission, OTHER_KEY)
+    desk.view.runs[RUN].paused = True
+    for time_s in (NOW, *[TICKET.deadline + COMMIT_GRACE_S] * 8):
+        assert await desk.at(time_s) == []
+    assert await desk.at(DUE_AT) == ["split"]
+
+
+@pytest.mark.parametrize(("copy", "steps"), [(3, []), (5, ["summon"])])
+async def test_judges_are_not_called_for_work_that_an_earlier_batch_has_decided_about(
+    desk: Silenced, copy: int, steps: list[str]
+) -> None:
+    desk.sign()
+    desk.view.batches[4] = own()
+    await desk.loop.on_change([desk.post(copy, make_record(Verdict.REJECTED, Reason.LATE))])
+    await desk.loop.settle()
+    assert await desk.at(DUE_AT) == steps
+    assert await desk.at(VOID_AT) == ["void"]
 
 
 async def test_outcomes_of_other_runs_are_not_read_for_accusations(desk: Silenced) -> None:
