@@ -81,6 +81,7 @@ async def test_command_that_is_repeated_pays_one_bond_and_uploads_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("muster.client.cli.dispute.ROOM_PAUSE_S", 0.0)
+    SENT.clear()  # commands of other tests ran in this process
     async with network() as net, serving() as room:
         save_deployment(tmp_path, net.deployment)
         save_wallet(tmp_path / "challenger.json", CHALLENGER.key, "secret", light=True)

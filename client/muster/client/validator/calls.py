@@ -284,6 +284,8 @@ RETRY_S = 5.0
 """Minimum seconds between two tries of one step."""
 COMPARE_S = 5.0
 """Most seconds to wait for a batch's content before its records are shown or posted."""
+UNCOMPARED_S = 60.0
+"""Seconds after such a wait in vain for which nothing is waited for: others must be shown, too."""
 _OVERTAKEN = frozenset(
     {
         "LedgerOutcomesPosted",
@@ -396,6 +398,8 @@ class ShowingDuty:
         """Coin that transactions have cost since then."""
         self._failed_posts: set[BatchName] = set()
         """Batches whose post was reverted on the chain, which costs gas."""
+        self._uncompared_until = float("-inf")
+        """Before this clock time nothing is compared."""
         self._time = ChainClock(chain, context.clock)
         self._steps = Steps(context.clock, retry_s=RETRY_S, overtaken=_OVERTAKEN)
 
@@ -533,12 +537,16 @@ class ShowingDuty:
         (docs/decisions/0087-records-answer-to-the-batch.md). Where nobody shows the batch soon,
         nothing is compared: to hide it must not silence those who judged it.
         """
-        if not packed:
-            return True  # withheld
+        clock = self.context.clock
+        if not packed or clock() < self._uncompared_until:
+            return True
         try:
             async with asyncio.timeout(COMPARE_S):
                 entries = await self._contents(batch)
-        except (ApiError, TimeoutError):
+        except ApiError:
+            return True
+        except TimeoutError:
+            self._uncompared_until = clock() + UNCOMPARED_S
             return True
         records, workers = unpack_records(packed), self.context.view.worker_by_id
         fits = len(records) == len(entries) and all(

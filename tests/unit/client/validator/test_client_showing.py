@@ -137,6 +137,7 @@ class Bench:
         self.chain = Contracts()
         self.seconds = 0.0
         self.is_withheld = self.hangs = False
+        self.asked = 0
         signed = sign_submission(SUBMISSION)
         self.entries = [SimpleNamespace(submission=SUBMISSION, signature=signed)]
         self.view.worker_by_id = {
@@ -149,6 +150,7 @@ class Bench:
         self.duty = ShowingDuty(context, self.chain, self.contents)  # type: ignore[arg-type]
 
     async def contents(self, _batch: Any) -> list[Any]:
+        self.asked += 1
         if self.is_withheld:
             raise UNREACHABLE
         if self.hangs:
@@ -273,6 +275,8 @@ async def test_batch_that_is_hidden_after_it_was_judged_is_shown_and_posted(
     assert await bench.at(SHOW_AT) == ["show"]
     show(bench.batch, ACCEPTED, ME, PEER)
     assert await bench.at(LAST_POST_AT) == ["post"]
+    # What hangs is not waited for again at once.
+    assert bench.asked == (1 if hangs else 2)
 
 
 async def test_statement_that_a_batch_is_withheld_is_posted_whatever_its_workers_numbers(
