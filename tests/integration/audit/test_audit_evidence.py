@@ -255,7 +255,9 @@ def alter_signature(folder: Path, record: OutcomeRecord) -> None:
 
 
 def withhold_recipe(folder: Path, _record: OutcomeRecord) -> None:
-    (folder / "documents" / RECIPE.hash().hex()).unlink()
+    """The run owner's copy, and those that nodes keep."""
+    for copy in folder.rglob(f"{RECIPE.hash().hex()}*"):
+        copy.unlink()
 
 
 def alter_policy(folder: Path, _record: OutcomeRecord) -> None:
