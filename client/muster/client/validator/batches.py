@@ -39,6 +39,7 @@ from muster.protocol.messages import OutcomeRecord, Reason, Submission
 
 if TYPE_CHECKING:
     from muster.client.validator.context import ValidatorContext
+    from muster.client.validator.records import JudgedBatch
 
 
 BATCH_PATIENCE_S = 60.0
@@ -53,32 +54,35 @@ FILLS_NO_SLOT = frozenset({Reason.BAD_SIGNATURE, Reason.BATCH_MISDECLARED})
 
 
 class SlotIndex:
-    """The first batch that fills each slot of a run: of judged batches, and of those whose outcomes
-    are expected.
+    """The batches that fill each slot of a run: the first of those with outcomes, and all of which
+    outcomes are expected.
     """
 
     def __init__(self) -> None:
         self._first: dict[SlotOfWorker, int] = {}
-        self._expected: dict[SlotOfWorker, int] = {}
+        self._expected: dict[SlotOfWorker, list[int]] = {}
 
     def add(self, batch_id: int, slots: Slots) -> None:
-        """Add the slots that a judged batch fills."""
-        _add_first(self._first, batch_id, slots)
+        """Add the slots that a batch with outcomes fills."""
+        for slot in slots:
+            self._first[slot] = min(self._first.get(slot, batch_id), batch_id)
 
-    def expect(self, filled: Iterable[tuple[int, Slots]]) -> None:
-        """Replace the slots of batches without outcomes: of each its id, and the slots."""
-        self._expected = {}
-        for batch_id, slots in filled:
-            _add_first(self._expected, batch_id, slots)
+    def expect(self, batch_id: int, slots: Slots) -> None:
+        """Add the slots of a batch without outcomes, until `withdraw`."""
+        for slot in slots:
+            self._expected.setdefault(slot, []).append(batch_id)
+
+    def withdraw(self, batch_id: int, slots: Slots) -> None:
+        """Take back what was expected of a batch."""
+        for slot in slots:
+            self._expected[slot].remove(batch_id)
+            if not self._expected[slot]:
+                del self._expected[slot]
 
     def is_used(self, slot: SlotOfWorker, *, before: int) -> bool:
         """Return whether a batch with a lower id than `before` fills the slot."""
-        return any(first.get(slot, before) < before for first in (self._first, self._expected))
-
-
-def _add_first(first: dict[SlotOfWorker, int], batch_id: int, slots: Slots) -> None:
-    for slot in slots:
-        first[slot] = min(first.get(slot, batch_id), batch_id)
+        is_expected = any(n < before for n in self._expected.get(slot, ()))
+        return is_expected or self._first.get(slot, before) < before
 
 
 def slots_of_records(records: Iterable[OutcomeRecord]) -> Slots:
@@ -156,6 +160,8 @@ class BatchReader:
         self._open: dict[int, BatchView] = {}
         """Those of the run without outcomes on chain, by id."""
         self._slots = SlotIndex()
+        self._expected: dict[int, tuple[object, Slots]] = {}
+        """What open batches will fill, by id, and the judgement or content that says so."""
         self._shown: dict[BatchName, Slots] = {}
         """Slots of batches whose content was shown."""
         self._left_out: set[BatchName] = set()
@@ -195,25 +201,47 @@ class BatchReader:
             # A view that is rewound after a reorganisation has other batches.
             self._batches, self._read = batches, 0
             # Workers may have other numbers in it.
-            self._slots, self._open = SlotIndex(), {}
+            self._slots, self._open, self._expected = SlotIndex(), {}, {}
             self._shown.clear()
         new = list(islice(batches.values(), self._read, None))
         self._read += len(new)
         self._open |= {b.batch_id: b for b in new if b.run_id == self.context.run_id}
         for batch in list(self._open.values()):
-            if batch.records is not None:
-                self._slots.add(batch.first_id, slots_of_records(batch.records))
-            if batch.records is not None or batch.is_void:
-                del self._open[batch.batch_id]
-        # One that is called withheld counts once a jury has judged it.
-        awaited = [b for b in self._open.values() if b.status is not BatchStatus.WITHHELD]
-        expected = {b.batch_id: self._expected_slots(b) for b in awaited if b.first_id < before}
-        unknown = [self._open[n] for n, slots in expected.items() if slots is None and n < before]
-        if unknown:
-            await self._read_shown(unknown)
-            expected |= {b.batch_id: self._shown.get(b.name) for b in unknown}
-        # What the chain says of a batch later may differ from what this validator found or saw.
-        self._slots.expect((self._open[n].first_id, s) for n, s in expected.items() if s)
+            self._update(batch)
+        await self._read_shown([b for b in self._unknown() if b.batch_id < before])
+        for batch in self._unknown():
+            self._update(batch)
+
+    def _unknown(self) -> list[BatchView]:
+        """Return the open batches whose slots are not known, unless they are called withheld: those
+        count once a jury has judged them.
+        """
+        return [
+            batch
+            for batch in self._open.values()
+            if batch.batch_id not in self._expected and batch.status is not BatchStatus.WITHHELD
+        ]
+
+    def _update(self, batch: BatchView) -> None:
+        """Take in what the chain says of an open batch: that counts, whatever this validator found
+        or saw of it. Else take in the judgement of the journal, or the content.
+        """
+        source: JudgedBatch | Slots | None = None
+        if batch.records is not None:
+            self._slots.add(batch.first_id, slots_of_records(batch.records))
+        if batch.records is not None or batch.is_void:
+            del self._open[batch.batch_id]
+        elif batch.status is not BatchStatus.WITHHELD:
+            source = self.context.journal.judged(batch.name) or self._slots_seen(batch)
+        known, slots = self._expected.get(batch.batch_id, (None, ()))
+        if source is known:
+            return
+        self._slots.withdraw(batch.first_id, slots)
+        self._expected.pop(batch.batch_id, None)
+        if source is not None:
+            slots = source if isinstance(source, tuple) else slots_of_records(source.records)
+            self._expected[batch.batch_id] = (source, slots)
+            self._slots.expect(batch.first_id, slots)
 
     def claim(
         self, batch: BatchView, entry: BatchEntry, earlier: Container[SlotOfWorker]
@@ -221,10 +249,8 @@ class BatchReader:
         """Return a submission as a claim; `earlier` are the slots before it in its own batch."""
         return claim_in(self.context.view, batch, entry, self.context.domain, self._slots, earlier)
 
-    def _expected_slots(self, batch: BatchView) -> Slots | None:
-        """Return the slots that a batch will fill by the journal or its content, else None."""
-        if judged := self.context.journal.judged(batch.name):
-            return slots_of_records(judged.records)
+    def _slots_seen(self, batch: BatchView) -> Slots | None:
+        """Return the slots that a batch fills by its content, None if that was not seen."""
         if batch.work is not None and batch.name not in self._shown:
             shown = entry_of(batch.work, batch.committed_at)
             self._shown[batch.name] = self._slots_in(batch, [shown])

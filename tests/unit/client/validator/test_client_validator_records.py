@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -166,6 +167,30 @@ async def test_reader_looks_at_new_batches_only_and_at_all_after_a_reorganisatio
     await reader.refresh(before=8)
     assert not reader._slots.is_used((1, 1, 0), before=9)
     assert reader._slots.is_used((3, 1, 0), before=9)
+
+
+async def test_judgements_of_open_batches_are_taken_in_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    view: Any = make_view()
+    view.batches = {5: batch_of(5, [])}
+    own = JudgedBatch(view.batches[5].name, (make_record(),))
+    journal = SimpleNamespace(judged=lambda _name: own)
+    reader = BatchReader(make_context(view=view, journal=journal), {})
+    looked_at: list[Any] = []
+
+    def noting(records: Any) -> Any:
+        looked_at.append(records)
+        return slots_of_records(records)
+
+    monkeypatch.setattr(batches, "slots_of_records", noting)
+    for _ in range(2):
+        await reader.refresh(before=7)
+        assert reader._slots.is_used((1, 1, 0), before=9)
+    assert looked_at == [own.records]
+    view.batches[5].voided_tx = "0x"
+    await reader.refresh(before=7)
+    assert not reader._slots.is_used((1, 1, 0), before=9)
 
 
 async def test_workers_may_have_other_numbers_after_a_reorganisation() -> None:
