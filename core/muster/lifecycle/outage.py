@@ -16,6 +16,8 @@ FIRST_PAUSE_S = 0.5
 """Seconds of pause after the first failure; it doubles each time."""
 LONGEST_PAUSE_S = 30.0
 """Longest pause in seconds between two tries."""
+MOST_CAUSES = 16
+"""Most causes that are reported in one outage: a stranger's server can word each answer anew."""
 
 
 class Outage:
@@ -44,7 +46,8 @@ class Outage:
 
     def failed(self, error: Exception) -> float:
         """Return the seconds to pause before the next try."""
-        if (text := str(error) or type(error).__name__) not in self._said:
+        text = str(error) or type(error).__name__
+        if text not in self._said and len(self._said) < MOST_CAUSES:
             self._said.add(text)
             fields = {"error": text}
             if isinstance(error, MusterError) and error.hint:

@@ -14,7 +14,7 @@ from hypothesis import given, strategies as st
 from muster.client.outage import SURVIVED, Outages
 from muster.client.settings import WorkerSettings
 from muster.lifecycle import ComputeThread, run_beside
-from muster.lifecycle.outage import Outage
+from muster.lifecycle.outage import MOST_CAUSES, Outage
 from muster.protocol import errors
 from muster.protocol.ids import to_address
 from muster.settings import load_settings
@@ -43,6 +43,15 @@ def test_each_cause_of_an_outage_is_said_once(caplog: pytest.LogCaptureFixture) 
         outage.failed(OSError("refused"))
     causes = [vars(record)["error"] for record in caplog.records]
     assert causes == ["refused", "not found", "refused"]
+
+
+def test_server_that_words_each_answer_anew_does_not_fill_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    outage = Outage("the orchestrator", rng=random.Random(1))
+    for number in range(10 * MOST_CAUSES):
+        outage.failed(OSError(f"refused {number}"))
+    assert len(caplog.records) == MOST_CAUSES
 
 
 @given(st.integers(1, 200), st.integers())
